@@ -1,0 +1,218 @@
+"""What was asked (`Request`, frozen) and how far it is (`Sequence`, owned by the scheduler alone).
+
+Nothing here knows text, tensors, clocks or sockets. A `Request` can only be built valid: its
+`SamplingParams` check themselves and name the field that is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Sequence as Seq
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType, Protocol
+
+from octavo.errors import InvalidRequest
+
+BlockId = NewType("BlockId", int)
+BlockHash = NewType("BlockHash", bytes)
+
+MAX_TOP_LOGPROBS = 20
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended, in the words of the OpenAI API."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop. Raises `InvalidRequest` naming the field.
+
+    max_tokens: None means until a stop token or the end of the context.
+    temperature: 0 is greedy (argmax, lowest id wins ties); top_k 0 and top_p, typical_p 1.0 are off.
+    logprobs: None is off; k in 0..20 adds the k most likely alternatives to the chosen token's own.
+    seed: None means that the door draws a random 64-bit one and keeps it in the request.
+    Penalties: repetition (Keskar et al. 2019, over prompt and output), presence and frequency
+    (OpenAI's definition, over output only).
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        def need(ok: bool, param: str, what: str) -> None:
+            if not ok:
+                raise InvalidRequest(f"{param} must be {what}, got {getattr(self, param)!r}", param)
+
+        def real(param: str, low: float, high: float, *, open_low: bool = False) -> None:
+            value = getattr(self, param)
+            ok = isinstance(value, int | float) and not isinstance(value, bool)
+            ok = ok and math.isfinite(value) and value <= high
+            ok = ok and (value > low if open_low else value >= low)
+            need(ok, param, f"a number in {'(' if open_low else '['}{low:g}, {high:g}]")
+
+        def count(param: str, low: int, high: int, *, optional: bool = False) -> None:
+            value = getattr(self, param)
+            if value is None and optional:
+                return
+            ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+            need(ok, param, f"an integer in [{low}, {high}]")
+
+        def ids(param: str) -> None:
+            value = getattr(self, param)
+            ok = isinstance(value, tuple) and all(type(i) is int and 0 <= i < 2**31 for i in value)
+            need(ok, param, "a tuple of token ids")
+
+        count("max_tokens", 1, 2**31 - 1, optional=True)
+        real("temperature", 0.0, 100.0)
+        count("top_k", 0, 2**31 - 1)
+        real("top_p", 0.0, 1.0, open_low=True)
+        real("min_p", 0.0, 1.0)
+        real("typical_p", 0.0, 1.0, open_low=True)
+        real("repetition_penalty", 0.0, 100.0, open_low=True)
+        real("presence_penalty", -2.0, 2.0)
+        real("frequency_penalty", -2.0, 2.0)
+        count("min_tokens", 0, 2**31 - 1)
+        count("seed", -(2**63), 2**64 - 1, optional=True)
+        count("n", 1, 1024)
+        count("logprobs", 0, MAX_TOP_LOGPROBS, optional=True)
+        count("prompt_logprobs", 0, MAX_TOP_LOGPROBS, optional=True)
+        ids("banned_token_ids")
+        ids("stop_token_ids")
+        if self.allowed_token_ids is not None:
+            ids("allowed_token_ids")
+            need(len(self.allowed_token_ids) > 0, "allowed_token_ids", "non-empty")
+        for pair in self.logit_bias:
+            ok = len(pair) == 2 and type(pair[0]) is int and 0 <= pair[0] < 2**31
+            need(ok and -100.0 <= pair[1] <= 100.0, "logit_bias", "(token id, bias in [-100, 100]) pairs")
+        need(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
+        need(isinstance(self.ignore_eos, bool), "ignore_eos", "a boolean")
+
+
+class Watcher(Protocol):
+    """Looks over the tokens of one sequence: stop strings, grammars. Deterministic.
+
+    Built outside the core, called inside commit (`advance`) and schedule (`mask`). An exception in
+    either fails that sequence alone.
+    """
+
+    def advance(self, tokens: Seq[int]) -> tuple[int, FinishReason | None]:
+        """Take newly chosen tokens; return how many of them are kept and why to stop, if so."""
+        ...
+
+    def mask(self, position: int) -> bytes | None:
+        """Bit i (little-endian) allows token i at this output position; None allows all."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked; never changes. `prompt` is token ids, never empty.
+
+    stop_ids: every id that ends a sequence (the model's EOS/EOT unless ignore_eos, plus the
+    caller's). namespace: seeds the block hashes (model id + weight version + tenant salt), so that
+    requests of different namespaces never share KV. seed: 64 bits, drawn at the door if not given.
+    watcher: makes a fresh watcher for each choice. priority: lower runs first.
+    """
+
+    id: str
+    prompt: array[int]
+    params: SamplingParams
+    arrival: float
+    seed: int
+    stop_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    tenant: str = ""
+    namespace: bytes = b""
+    watcher: Callable[[], Watcher] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise InvalidRequest("the prompt has no tokens", "prompt")
+
+
+class Sequence:
+    """One choice of one request, and how far it is. Only the scheduler writes here.
+
+    tokens: prompt then output. num_computed: tokens whose KV is committed. num_scheduled: tokens
+    handed to the executor; num_computed <= num_scheduled <= len(tokens). Blocks cover at least
+    num_scheduled tokens.
+    """
+
+    __slots__ = (
+        "arrival_index", "block_table", "choice", "first_scheduled", "hashes", "id", "num_cached",
+        "num_computed", "num_preemptions", "num_scheduled", "request", "tokens", "watcher",
+    )
+
+    def __init__(self, seq_id: int, request: Request, choice: int, arrival_index: int) -> None:
+        self.id = seq_id
+        self.request = request
+        self.choice = choice
+        self.arrival_index = arrival_index
+        self.tokens = array("i", request.prompt)
+        self.num_computed = 0
+        self.num_scheduled = 0
+        self.num_cached = 0
+        self.num_preemptions = 0
+        self.first_scheduled: float | None = None
+        self.block_table: array[int] = array("i")
+        self.hashes: list[BlockHash] = []
+        self.watcher = request.watcher() if request.watcher is not None else None
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of `token` under the model's own distribution at that position (before
+    temperature, penalties and truncation), and of the most likely alternatives, best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """News of one choice after a step: the tokens it gained, and how it ended if it did."""
+
+    request_id: str
+    choice: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish: FinishReason | None = None
+    error: str | None = None
+    num_cached: int = 0
+    num_preemptions: int = field(default=0)

@@ -1,0 +1,69 @@
+"""Every exception that Octavo raises on purpose, as one tree.
+
+    OctavoError
+    ├── InvalidRequest        a request that cannot be served as asked: names the parameter
+    │   ├── ContextOverflow   prompt + max_tokens exceed what the model or the KV pool can ever hold
+    │   └── Unsupported       a field or value that is known and refused
+    ├── Overloaded            the door is closed for now: carries seconds to wait
+    ├── ModelError            weights, config, tokenizer or template cannot be used
+    │   ├── BadFile           a file is malformed or hostile: names the file and the place
+    │   ├── UnsupportedModel  architecture or tensor type that we do not run: names it
+    │   └── FetchError        a model could not be fetched: says what to do by hand
+    └── EngineError           the executor failed; the engine cannot go on
+"""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """Root of the tree."""
+
+
+class InvalidRequest(OctavoError, ValueError):
+    """A request that cannot be served as asked. `param` names the field, `code` is machine-readable."""
+
+    code = "invalid_value"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextOverflow(InvalidRequest):
+    """More tokens than the model's context or the KV pool can ever hold."""
+
+    code = "context_length_exceeded"
+
+
+class Unsupported(InvalidRequest):
+    """A field or value that is known, and refused rather than ignored."""
+
+    code = "unsupported_parameter"
+
+
+class Overloaded(OctavoError):
+    """The queue is full; try again in `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ModelError(OctavoError):
+    """Weights, configuration, tokenizer or template cannot be used."""
+
+
+class BadFile(ModelError):
+    """A file is malformed, truncated or hostile."""
+
+
+class UnsupportedModel(ModelError):
+    """An architecture, tensor type or tokenizer that this version does not run."""
+
+
+class FetchError(ModelError):
+    """A model could not be fetched; the message says what to do by hand."""
+
+
+class EngineError(OctavoError):
+    """The executor failed outside any one request; the engine cannot go on."""
