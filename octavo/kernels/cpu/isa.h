@@ -1,0 +1,38 @@
+// Which instruction sets this machine can run, and the kernel table of each.
+#pragma once
+#include "contract.h"
+
+namespace octavo {
+
+// Declared in linear.h, sample.h, attention.h and rowops.h: structs of function pointers.
+struct LinearTable;
+struct SampleTable;
+struct AttentionTable;
+struct RowTable;
+
+// One per instruction set, defined by that set's unit. A member is null only where the source it
+// comes from is not part of the build.
+struct Kernels {
+  const char* name;  // "avx512", "avx2", "portable"
+  const LinearTable* linear;
+  const SampleTable* sample;
+  const AttentionTable* attention;
+  const RowTable* rows;
+};
+
+extern const Kernels KERNELS_PORTABLE;
+#ifdef OCTAVO_X86
+extern const Kernels KERNELS_AVX2;
+extern const Kernels KERNELS_AVX512;
+#endif
+
+constexpr int MAX_ISAS = 3;
+
+// Fills `out` with the tables this processor and operating system can run, best first; returns how
+// many. The portable one is always last.
+int usable_isas(const Kernels* out[MAX_ISAS]);
+
+// The table named `name`, or the best one if name is null or "auto"; null if unknown or not usable.
+const Kernels* find_isa(const char* name);
+
+}  // namespace octavo
