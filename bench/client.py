@@ -1,6 +1,6 @@
-"""A closed-loop load client for any OpenAI-compatible server: N clients, each sends its next request
-when its last one ended. Prompts go as token ids to /v1/completions, greedy, streamed, end-of-text
-ignored; an answer with fewer tokens than asked for makes the run void. Times in seconds."""
+"""A closed-loop load client for any OpenAI-compatible server: N clients, each sends its next
+request when its last one ended. Prompts go as token ids to /v1/completions, greedy, streamed,
+end-of-text ignored; an answer with fewer tokens than asked for makes the run void. Seconds."""
 
 from __future__ import annotations
 

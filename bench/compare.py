@@ -1,12 +1,13 @@
-"""Octavo beside what a user would pick instead: the same work, on this machine, in one run, in turn.
+"""Octavo beside what a user would pick instead: the same work, one machine, one run, in turn.
 
     python bench/compare.py all                          every model and cell, five repeats
     python bench/compare.py smollm2-135m --cells chat    one model, one cell
     python bench/compare.py report                       the table of what has been measured so far
 
-Cells: chat and shared_prefix (16 at once; over each engine's own HTTP server, OpenVINO in process),
-single (one stream) and prefill (512 tokens) in each engine's library. In a repeat every engine has
-its turn, in an order that rotates; the figure is the median, the spread is shown, every repeat is kept.
+Cells: chat and shared_prefix (16 at once; over each engine's own HTTP server, OpenVINO in
+process), single (one stream) and prefill (512 tokens) in each engine's library. In a repeat every
+engine has its turn, in an order that rotates; the figure is the median, the spread is shown, every
+repeat is kept.
 
 Each repeat of each cell is appended to --out when it ends, so a run that was cut goes on where it
 stood. Octavo itself runs in every repeat: it is the control. Figures of another sitting are kept
@@ -62,9 +63,10 @@ def load(path: Path) -> list[Record]:
 
 def measure(model: str, cells: list[str], args: argparse.Namespace) -> None:
     """Fill in the repeats that are missing for `model`, appending each to args.out."""
-    from octavo.models import hub
     from octavo.models.tokenizer import load_tokenizer
     from octavo.models.weights import open_checkpoint
+
+    from octavo.models import hub
 
     path = hub.resolve(model)
     tokenizer = load_tokenizer(open_checkpoint(path))
@@ -120,8 +122,8 @@ def missing(records: list[Record], model: str, cell: str, repeats: int) -> bool:
 
 
 def merged(records: list[Record]) -> dict[tuple[str, str], dict[str, list[float]]]:
-    """(model, cell) -> engine -> rates: the latest sitting, and a peer's earlier one if it lacks that
-    peer and the two controls agree within 10 %."""
+    """(model, cell) -> engine -> rates: the latest sitting, and a peer's earlier one if it lacks
+    that peer and the two controls agree within 10 %."""
     by_cell: dict[tuple[str, str], dict[str, dict[str, list[float]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
     )

