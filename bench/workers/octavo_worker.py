@@ -1,4 +1,4 @@
-"""Octavo's library as a bench worker: one JSON task a line in, one JSON answer a line out (after '@')."""
+"""Octavo's library as a bench worker: a JSON task a line in, a JSON answer out (after '@')."""
 
 from __future__ import annotations
 
