@@ -111,7 +111,9 @@ def dequantised(home: Path, model: Path) -> Path:
             "m.save_pretrained(o)\n"
             "AutoTokenizer.from_pretrained(d, gguf_file=f).save_pretrained(o)\n"
         )
-        python = venv(home, "transformers", "torch==2.13.0", "transformers>=5", "gguf>=0.17")
+        python = venv(
+            home, "transformers", "torch==2.13.0", "transformers>=5", "gguf>=0.17", "accelerate"
+        )
         command = [str(python), "-c", code, str(model.parent), model.name, str(out)]
         subprocess.run(command, check=True)
     return out
