@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_SIZE = 1 << 31  # on every size; their products then stay below 2**63 in the kernels' int64
+MAX_LAYERS = 4096  # a hostile file must not make us build long tuples
+
 
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary embedding (Su et al. 2021), NeoX pairing (i, i + dim/2), with optional scaling.
 
     scaling: "none", "linear" (divide positions by factor), "llama3" (Llama 3.1's frequency bands),
-    "explicit" (inv_freq divided elementwise by `factors`, one per pair, as GGUF's rope_freqs.weight).
+    "explicit" (inv_freq divided elementwise by `factors`, one per pair: GGUF's rope_freqs.weight).
     """
 
     base: float

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.errors import BadFile, UnsupportedModel
-from octavo.models.config import ModelConfig, Rope
+from octavo.models.config import MAX_LAYERS, MAX_SIZE, ModelConfig, Rope
 from octavo.models.gguf import GGUFFile, Value
 from octavo.models.quants import decode
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
-LIMIT = 1 << 31  # on any size; products stay far below 2**63 in the kernels' int64
 SCALINGS = ("none", "linear")
 
 # Keys that say nothing about the arithmetic of the families above.
@@ -79,7 +78,7 @@ class _Keys:
             if default is None:
                 raise BadFile(f"{self.path}: {self.architecture}.{key} is missing")
             return default
-        if type(value) is not int or not 0 < value < LIMIT:
+        if type(value) is not int or not 0 < value < MAX_SIZE:
             raise self.wrong(key, value)
         return value
 
@@ -88,7 +87,7 @@ class _Keys:
         value = self.get(key)
         if not isinstance(value, np.ndarray):
             return self.size(key, default)
-        if value.dtype.kind not in "iu" or not len(value) or not 0 < int(value[0]) < LIMIT:
+        if value.dtype.kind not in "iu" or not len(value) or not 0 < int(value[0]) < MAX_SIZE:
             raise self.wrong(key, value)
         if (value != value[0]).any():
             raise UnsupportedModel(f"{self.path}: {self.architecture}.{key} differs by layer")
@@ -170,7 +169,7 @@ def _local_layers(keys: _Keys, num_layers: int) -> Sequence[bool]:
             raise keys.wrong(key, pattern)
         return [bool(local) for local in pattern]
     every = keys.size(key, 6)
-    return [every == 0 or (layer + 1) % every != 0 for layer in range(num_layers)]
+    return [(layer + 1) % every != 0 for layer in range(num_layers)]
 
 
 def _attention(
@@ -206,12 +205,12 @@ def config_from_gguf(gguf: GGUFFile) -> ModelConfig:
     if embed is None or len(embed.shape) != 2:
         raise BadFile(f"{keys.path}: token_embd.weight is missing or not a matrix")
     num_layers = keys.size("block_count")
-    if num_layers > len(gguf.tensors):
+    if num_layers > min(MAX_LAYERS, len(gguf.tensors)):
         raise keys.wrong("block_count", num_layers)
     hidden = keys.size("embedding_length")
     num_heads = keys.uniform_size("attention.head_count")
-    head_dim = keys.size("attention.key_length", hidden // num_heads)
-    if keys.size("attention.value_length", hidden // num_heads) != head_dim:
+    head_dim = keys.size("attention.key_length", max(1, hidden // num_heads))
+    if keys.size("attention.value_length", max(1, hidden // num_heads)) != head_dim:
         raise UnsupportedModel(f"{keys.path}: keys and values of different lengths")
     if keys.size("vocab_size", embed.shape[0]) != embed.shape[0]:
         raise keys.wrong("vocab_size", keys.get("vocab_size"))

@@ -65,7 +65,7 @@ def _nibbles(packed: Bytes) -> Bytes:
 
 def _fifth_bits(packed: Bytes) -> Bytes:
     """[B, 4] bytes to [B, 32] of 0 or 16: the fifth bit of each weight, little-endian."""
-    return np.unpackbits(packed, axis=-1, bitorder="little") << 4
+    return np.unpackbits(packed, axis=-1, bitorder="little") << np.uint8(4)
 
 
 def _f32(b: Bytes) -> Floats:
@@ -129,7 +129,7 @@ def _q4_k(b: Bytes) -> Floats:
 
 def _q5_k(b: Bytes) -> Floats:
     shifts = np.arange(8, dtype=np.uint8)[None, :, None]
-    fifth = ((b[:, None, 16:48] >> shifts) & 1) << 4
+    fifth = ((b[:, None, 16:48] >> shifts) & np.uint8(1)) << np.uint8(4)
     return _k_affine(b, _k_nibbles(b[:, 48:]) | fifth)
 
 

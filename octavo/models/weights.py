@@ -8,9 +8,10 @@ views on the mapped file; nobody copies a model to read it.
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,11 @@ import numpy as np
 from octavo.errors import BadFile, UnsupportedModel
 from octavo.models.config import ModelConfig
 from octavo.models.config_gguf import config_from_gguf
+from octavo.models.config_hf import config_from_hf
 from octavo.models.gguf import GGUFFile, Value, read_gguf
-from octavo.models.mapped import Bytes, StoredTensor
-from octavo.models.quants import Floats, decode
+from octavo.models.mapped import Bytes, MappedFile, StoredTensor
+from octavo.models.quants import TYPES, Floats, decode
+from octavo.models.safetensors import parse_json, read_directory
 
 SAMPLE_BYTES = 128
 
@@ -183,12 +186,12 @@ def locate(
     path: Path,
     tensors: dict[str, StoredTensor],
     wanted: dict[str, tuple[str, tuple[int, ...]]],
-    inert: Iterable[str] = (),
+    inert: re.Pattern[str],
 ) -> dict[str, StoredTensor]:
     """Stored tensors by logical name. wanted: logical name -> (stored name, shape).
 
     Raises BadFile naming a tensor that is missing or has another shape, UnsupportedModel naming one
-    that the model as we run it would not use.
+    of a type that we do not read, or that the model as we run it would not use.
     """
     found = {}
     for logical, (name, shape) in wanted.items():
@@ -197,13 +200,27 @@ def locate(
             raise BadFile(f"{path}: tensor {name!r} is missing")
         if stored.shape != shape:
             raise BadFile(f"{path}: tensor {name!r} is {stored.shape}, should be {shape}")
+        if stored.type not in TYPES:
+            raise UnsupportedModel(f"{path}: tensor {name!r} is of type {stored.type}")
         found[logical] = stored
-    strangers = tensors.keys() - {name for name, _ in wanted.values()} - set(inert)
+    used = {name for name, _ in wanted.values()}
+    strangers = [name for name in tensors if name not in used and not inert.fullmatch(name)]
     if strangers:
         raise UnsupportedModel(
-            f"{path}: tensor {min(strangers)!r} has no place in this model ({len(strangers)} such)"
+            f"{path}: tensor {min(strangers)!r} has no place in a model of this shape "
+            f"({len(strangers)} such)"
         )
     return found
+
+
+def _check_shape(path: Path, config: ModelConfig) -> None:
+    """What each size may be was checked on reading; this is how they must fit together."""
+    if config.head_dim % 2:
+        raise UnsupportedModel(f"{path}: heads of odd length {config.head_dim}")
+    if config.num_heads % config.num_kv_heads:
+        raise BadFile(
+            f"{path}: {config.num_heads} heads over {config.num_kv_heads} key-value heads"
+        )
 
 
 def sample_hash(headers: Iterable[Bytes | bytes], tensors: Iterable[StoredTensor]) -> str:
@@ -211,19 +228,23 @@ def sample_hash(headers: Iterable[Bytes | bytes], tensors: Iterable[StoredTensor
     digest = hashlib.sha256()
     for header in headers:
         digest.update(struct.pack("<Q", len(header)))
-        digest.update(header)
+        digest.update(bytes(header))
     for stored in tensors:
         data, n = stored.data, min(SAMPLE_BYTES, stored.num_bytes)
         for at in (0, (len(data) - n) // 2, len(data) - n):
-            digest.update(data[at : at + n])
+            digest.update(data[at : at + n].tobytes())
     return digest.hexdigest()
+
+
+GGUF_INERT = re.compile(r"rope_freqs\.weight")  # read with the config
 
 
 def _open_gguf(path: Path) -> Checkpoint:
     gguf: GGUFFile = read_gguf(path)
     config = config_from_gguf(gguf)
+    _check_shape(path, config)
     wanted = {name: (_gguf_name(name), shape) for name, shape in tensor_shapes(config).items()}
-    stored = locate(path, gguf.tensors, wanted, inert=("rope_freqs.weight",))
+    stored = locate(path, gguf.tensors, wanted, GGUF_INERT)
     located = {
         name: Located(tensor, _gguf_permute(config, name)) for name, tensor in stored.items()
     }
@@ -232,9 +253,80 @@ def _open_gguf(path: Path) -> Checkpoint:
     return Checkpoint(path, config, located, fingerprint, metadata=gguf.metadata)
 
 
+HF_NAMES = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weight"}
+HF_NAMES |= {"head": "lm_head.weight"}
+HF_LAYER_NAMES = {
+    "attn_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "o": "self_attn.o_proj.weight",
+    "ffn_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+# Gemma has a norm on both sides of each half, and calls the second one by the others' third name.
+HF_GEMMA_LAYER_NAMES = HF_LAYER_NAMES | {
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "ffn_norm": "pre_feedforward_layernorm.weight",
+    "ffn_post_norm": "post_feedforward_layernorm.weight",
+}
+# Old checkpoints store the rope's frequencies, which follow from the config.
+HF_INERT = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+
+def _hf_name(config: ModelConfig, logical: str) -> str:
+    if logical in HF_NAMES:
+        return HF_NAMES[logical]
+    _, layer, name = logical.split(".")
+    names = HF_GEMMA_LAYER_NAMES if config.post_norms else HF_LAYER_NAMES
+    return f"model.layers.{layer}.{names[name]}"
+
+
+def _hf_head(config: ModelConfig, tensors: dict[str, StoredTensor]) -> ModelConfig:
+    """Settle a head that is stored although the config ties it: as transformers 5 does.
+
+    Equal to the embedding, it is dropped from `tensors`; different, it is the head.
+    """
+    embed, head = tensors.get(HF_NAMES["embed"]), tensors.get(HF_NAMES["head"])
+    if not config.tied_head or embed is None or head is None:
+        return config
+    if embed.type == head.type and np.array_equal(embed.data, head.data):
+        del tensors[HF_NAMES["head"]]
+        return config
+    return replace(config, tied_head=False)
+
+
+def _open_directory(path: Path) -> Checkpoint:
+    if not (path / "config.json").is_file():
+        files = sorted(file.name for file in path.glob("*.gguf"))
+        hint = f"; did you mean {path / files[0]}?" if files else ""
+        raise BadFile(f"{path}: no config.json{hint}")
+    text = MappedFile(path / "config.json").data.tobytes()
+    config = config_from_hf(path / "config.json", parse_json(path / "config.json", text))
+    _check_shape(path, config)
+    tensors, headers = read_directory(path)
+    config = _hf_head(config, tensors)
+    wanted = {
+        name: (_hf_name(config, name), shape) for name, shape in tensor_shapes(config).items()
+    }
+    stored = locate(path, tensors, wanted, HF_INERT)
+    located = {
+        # Gemma's norms multiply by 1 + w; GGUF files have the 1 in them already.
+        name: Located(tensor, add=1.0 if config.post_norms and name.endswith("norm") else 0.0)
+        for name, tensor in stored.items()
+    }
+    fingerprint = sample_hash([text, *headers], tensors.values())
+    return Checkpoint(path, config, located, fingerprint, directory=path)
+
+
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a .gguf file or a Hugging Face directory. Raises BadFile, UnsupportedModel."""
     path = Path(path)
-    if path.is_dir():
-        raise UnsupportedModel(f"{path}: directories are not read yet")
-    return _open_gguf(path)
+    return _open_directory(path) if path.is_dir() else _open_gguf(path)
