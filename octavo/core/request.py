@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Sequence as Seq
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import NewType, Protocol
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import NamedTuple, NewType, Protocol
 
 from octavo.errors import InvalidRequest
 
@@ -36,7 +37,7 @@ class SamplingParams:
     """How tokens are chosen and when to stop. Raises `InvalidRequest` naming the field.
 
     max_tokens: None means until a stop token or the end of the context.
-    temperature: 0 is greedy (argmax, lowest id wins ties); top_k 0 and top_p, typical_p 1.0 are off.
+    temperature: 0 is greedy (argmax, lowest id wins ties). top_k 0 and top_p, typical_p 1 are off.
     logprobs: None is off; k in 0..20 adds the k most likely alternatives to the chosen token's own.
     seed: None means that the door draws a random 64-bit one and keeps it in the request.
     Penalties: repetition (Keskar et al. 2019, over prompt and output), presence and frequency
@@ -109,7 +110,11 @@ class SamplingParams:
             need(len(self.allowed_token_ids) > 0, "allowed_token_ids", "non-empty")
         for pair in self.logit_bias:
             ok = len(pair) == 2 and type(pair[0]) is int and 0 <= pair[0] < 2**31
-            need(ok and -100.0 <= pair[1] <= 100.0, "logit_bias", "(token id, bias in [-100, 100]) pairs")
+            need(
+                ok and -100.0 <= pair[1] <= 100.0,
+                "logit_bias",
+                "(token id, bias in [-100, 100]) pairs",
+            )
         need(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
         need(isinstance(self.ignore_eos, bool), "ignore_eos", "a boolean")
 
@@ -156,17 +161,49 @@ class Request:
             raise InvalidRequest("the prompt has no tokens", "prompt")
 
 
+class State(Enum):
+    """Where a sequence is. HELD: waiting until another has computed the prefix they share."""
+
+    WAITING = "waiting"
+    HELD = "held"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
 class Sequence:
     """One choice of one request, and how far it is. Only the scheduler writes here.
 
     tokens: prompt then output. num_computed: tokens whose KV is committed. num_scheduled: tokens
-    handed to the executor; num_computed <= num_scheduled <= len(tokens). Blocks cover at least
-    num_scheduled tokens.
+    handed to the executor; num_computed <= num_scheduled <= len(tokens), and in between lies what
+    is in flight. Blocks cover num_scheduled tokens; block_table is replaced when it grows, never
+    changed in place, so rows share it. hashes: of the leading full blocks, as far as known.
+    scores: prompt logprobs so far, of tokens 1, 2, ... key: place in the policy's order.
+    max_len: tokens (prompt and output) at which it ends by length.
     """
 
     __slots__ = (
-        "arrival_index", "block_table", "choice", "first_scheduled", "hashes", "id", "num_cached",
-        "num_computed", "num_preemptions", "num_scheduled", "request", "tokens", "watcher",
+        "arrival_index",
+        "awaits",
+        "block_table",
+        "choice",
+        "first_scheduled",
+        "first_token",
+        "hashes",
+        "id",
+        "key",
+        "max_len",
+        "num_cached",
+        "num_computed",
+        "num_preemptions",
+        "num_prompt",
+        "num_scheduled",
+        "num_steps",
+        "request",
+        "scored",
+        "scores",
+        "state",
+        "tokens",
+        "watcher",
     )
 
     def __init__(self, seq_id: int, request: Request, choice: int, arrival_index: int) -> None:
@@ -175,26 +212,36 @@ class Sequence:
         self.choice = choice
         self.arrival_index = arrival_index
         self.tokens = array("i", request.prompt)
+        self.num_prompt = len(request.prompt)
         self.num_computed = 0
         self.num_scheduled = 0
         self.num_cached = 0
         self.num_preemptions = 0
+        self.num_steps = 0
         self.first_scheduled: float | None = None
+        self.first_token: float | None = None
         self.block_table: array[int] = array("i")
         self.hashes: list[BlockHash] = []
+        # The prompt is the same for all choices: the first one scores it for the others.
+        self.scored = choice == 0 and request.params.prompt_logprobs is not None
+        self.scores: list[TokenLogprob] = []
+        self.state = State.WAITING
+        self.awaits: BlockHash | None = None
+        self.key: tuple[float, int] = (request.arrival, arrival_index)
+        self.max_len = 2**31 - 1
         self.watcher = request.watcher() if request.watcher is not None else None
 
     @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt)
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
 
     @property
-    def num_output(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
+    def in_flight(self) -> bool:
+        """Whether a batch with tokens of this sequence is outstanding."""
+        return self.num_scheduled > self.num_computed
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """Log-probability of `token` under the model's own distribution at that position (before
     temperature, penalties and truncation), and of the most likely alternatives, best first."""
 
@@ -203,8 +250,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """News of one choice after a step: the tokens it gained, and how it ended if it did."""
 
     request_id: str
@@ -215,4 +261,4 @@ class Event:
     finish: FinishReason | None = None
     error: str | None = None
     num_cached: int = 0
-    num_preemptions: int = field(default=0)
+    num_preemptions: int = 0

@@ -1,0 +1,231 @@
+"""Who holds which KV block: the pool, the prefix index, and the claims on blocks being computed.
+
+A block is `held` (in the block table of at least one sequence), `cached` (held by none, readable
+through the index, evicted least recently used first) or `free`. Full blocks are indexed by a
+256-bit hash chained over all tokens up to their end and seeded with the request's namespace, so
+equal hashes mean equal KV; the hashes are the same in every process. A block enters the index
+when it has been computed (`publish`, at commit), never before.
+
+The invariant to keep is law 3 of the architecture; `check` states it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from hashlib import blake2b
+from itertools import islice
+
+from octavo.core.request import BlockHash, Sequence, State
+
+
+def root_hash(namespace: bytes) -> BlockHash:
+    """The parent of every first block of a namespace."""
+    return BlockHash(blake2b(namespace, digest_size=32, person=b"octavo kv root").digest())
+
+
+def chain_hash(parent: BlockHash, tokens: array[int]) -> BlockHash:
+    """The hash of a full block of tokens (32-bit, little-endian) that follows `parent`."""
+    return BlockHash(blake2b(parent + tokens.tobytes(), digest_size=32).digest())
+
+
+def block_hashes(namespace: bytes, tokens: array[int], block_size: int) -> list[BlockHash]:
+    """The hashes of all full blocks of `tokens`; what routers and simulators compare."""
+    hashes: list[BlockHash] = []
+    parent = root_hash(namespace)
+    for start in range(0, len(tokens) - block_size + 1, block_size):
+        parent = chain_hash(parent, tokens[start : start + block_size])
+        hashes.append(parent)
+    return hashes
+
+
+class BlockManager:
+    """`num_blocks` blocks of `block_size` tokens; without prefix_caching nothing is ever shared."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.num_evictions = 0
+        self._refs = [0] * num_blocks
+        self._hash_of: list[BlockHash | None] = [None] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._index: dict[BlockHash, int] = {}
+        self._claims: dict[BlockHash, Sequence] = {}
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that a sequence could get now: free ones and cached ones."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - self.num_available
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks cover so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def num_idle(self, blocks: Seq[int]) -> int:
+        """How many of these no sequence holds: they count as available until they are shared."""
+        refs = self._refs
+        return sum(1 for block in blocks if refs[block] == 0)
+
+    def lookup(self, seq: Sequence, max_tokens: int | None = None) -> list[int]:
+        """The longest cached prefix of at most max_tokens tokens, as blocks.
+
+        It never covers the last token: that one must be computed for its logits.
+        """
+        if not self.prefix_caching:
+            return []
+        limit = self._shareable(seq, max_tokens)
+        self._extend_hashes(seq, limit)
+        found: list[int] = []
+        for hash_ in islice(seq.hashes, limit):
+            block = self._index.get(hash_)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def awaited(
+        self, seq: Sequence, num_shared: int, max_tokens: int | None = None
+    ) -> BlockHash | None:
+        """The last block of the run after the first num_shared ones that others are computing.
+
+        None if the next block is claimed by nobody: then there is nothing to wait for.
+        """
+        last = None
+        if self._claims:
+            for hash_ in islice(seq.hashes, num_shared, self._shareable(seq, max_tokens)):
+                if hash_ not in self._claims:
+                    break
+                last = hash_
+        return last
+
+    def claim(self, seq: Sequence) -> None:
+        """Say that `seq` is going to compute its blocks beyond num_computed."""
+        if not self.prefix_caching:
+            return
+        end = len(seq.tokens) // self.block_size
+        self._extend_hashes(seq, end)
+        for hash_ in islice(seq.hashes, seq.num_computed // self.block_size, end):
+            if hash_ not in self._index:
+                self._claims.setdefault(hash_, seq)
+
+    def grow(self, seq: Sequence, num_tokens: int, shared: Seq[int] = ()) -> bool:
+        """Make the block table cover num_tokens, beginning with `shared` blocks if any.
+
+        All or nothing: False, and nothing changed, if there are too few blocks.
+        """
+        need = self.blocks_for(num_tokens) - len(seq.block_table) - len(shared)
+        if need > self.num_available - self.num_idle(shared):
+            return False
+        refs, cached = self._refs, self._cached
+        for block in shared:
+            if refs[block] == 0:
+                del cached[block]
+            refs[block] += 1
+        new = array("i", shared)
+        for _ in range(need):
+            block = self._free.pop() if self._free else self._evict()
+            refs[block] = 1
+            new.append(block)
+        seq.block_table = seq.block_table + new
+        return True
+
+    def publish(self, seq: Sequence, old: int, new: int) -> None:
+        """Index the blocks that filled when num_computed went from `old` to `new`."""
+        first, end = old // self.block_size, new // self.block_size
+        if first == end or not self.prefix_caching:
+            return
+        self._extend_hashes(seq, end)
+        for i in range(first, end):
+            hash_, block = seq.hashes[i], seq.block_table[i]
+            self._claims.pop(hash_, None)
+            # A twin may have computed it first: tables only grow, so ours stays private.
+            if hash_ not in self._index:
+                self._index[hash_] = block
+                self._hash_of[block] = hash_
+
+    def release(self, seq: Sequence) -> None:
+        """Give back all blocks and claims; indexed blocks stay readable until evicted."""
+        self._drop_claims(seq)
+        refs, hash_of = self._refs, self._hash_of
+        # Tails first: a shared prefix must outlive the suffixes that hang from it.
+        for block in reversed(seq.block_table):
+            refs[block] -= 1
+            if refs[block] == 0:
+                if hash_of[block] is None:
+                    self._free.append(block)
+                else:
+                    self._cached[block] = None
+        seq.block_table = array("i")
+
+    def check(self, live: Iterable[Sequence]) -> None:
+        """Law 3, for the sequences that hold blocks. Raises AssertionError naming what broke."""
+        seqs = list(live)
+        held = Counter(block for seq in seqs for block in seq.block_table)
+        for block in range(self.num_blocks):
+            assert self._refs[block] == held[block], f"block {block}: refs != tables that hold it"
+        everything = sorted([*self._free, *self._cached, *held])
+        assert everything == list(range(self.num_blocks)), "free + held + cached != all"
+        for block in self._free:
+            assert self._hash_of[block] is None, f"free block {block} has a hash"
+        named = {h: b for b, h in enumerate(self._hash_of) if h is not None}
+        assert named == self._index, "index and block hashes disagree"
+        assert all(self._hash_of[block] is not None for block in self._cached), "cached, unreadable"
+        for seq in seqs:
+            self._check_sequence(seq)
+        owners = {id(seq) for seq in seqs}
+        assert all(id(seq) in owners for seq in self._claims.values()), "claim without an owner"
+
+    def _check_sequence(self, seq: Sequence) -> None:
+        size = self.block_size
+        assert seq.num_computed <= seq.num_scheduled <= len(seq.tokens), "counters out of order"
+        # One that failed while a step was being filled may have grown; it is in flight.
+        spare = len(seq.block_table) - self.blocks_for(seq.num_scheduled)
+        assert spare == 0 or (spare > 0 and seq.state is State.ENDED), "a block wasted or missing"
+        truth = block_hashes(seq.request.namespace, seq.tokens, size)
+        assert seq.hashes == truth[: len(seq.hashes)], "hashes are not those of the tokens"
+        for i, block in enumerate(seq.block_table):
+            hash_ = self._hash_of[block]
+            if hash_ is not None:
+                assert (i + 1) * size <= seq.num_computed, "readable before it is computed"
+                assert hash_ == truth[i], "a shared block holds other tokens"
+
+    def _shareable(self, seq: Sequence, max_tokens: int | None) -> int:
+        most = len(seq.tokens) - 1
+        if max_tokens is not None:
+            most = min(most, max_tokens)
+        return most // self.block_size
+
+    def _extend_hashes(self, seq: Sequence, num_blocks: int) -> None:
+        hashes, size = seq.hashes, self.block_size
+        if len(hashes) >= num_blocks:
+            return
+        parent = hashes[-1] if hashes else root_hash(seq.request.namespace)
+        for i in range(len(hashes), num_blocks):
+            parent = chain_hash(parent, seq.tokens[i * size : (i + 1) * size])
+            hashes.append(parent)
+
+    def _drop_claims(self, seq: Sequence) -> None:
+        for hash_ in seq.hashes if self._claims else ():
+            if self._claims.get(hash_) is seq:
+                del self._claims[hash_]
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        hash_ = self._hash_of[block]
+        assert hash_ is not None
+        del self._index[hash_]
+        self._hash_of[block] = None
+        self.num_evictions += 1
+        return block

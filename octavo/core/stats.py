@@ -1,0 +1,157 @@
+"""What the scheduler counts: totals since the start, and the times of each request that ended.
+
+Plain numbers, written by the scheduler alone and read by anybody at any moment. Times are seconds
+on the driver's clock. Nothing here is a rate or an average: those are for the reader to form.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
+
+from octavo.core.request import FinishReason, Sequence
+
+MAX_UNREAD_TIMINGS = 8192
+
+
+class Timing(NamedTuple):
+    """One choice of a request, from its arrival to its end. Times that never came are None.
+
+    queued: Request.arrival. num_cached: prompt tokens that came from the prefix cache when it was
+    first admitted. num_steps: steps that carried a row of it.
+    """
+
+    request_id: str
+    choice: int
+    finish: FinishReason
+    queued: float
+    first_scheduled: float | None
+    first_token: float | None
+    finished: float
+    num_prompt: int
+    num_output: int
+    num_cached: int
+    num_preemptions: int
+    num_steps: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start. Sequences are counted, not requests, but for `requests` and
+    `refused`.
+
+    computed_tokens: handed to the executor and committed (prompt, recomputed and generated ones);
+    recomputed_tokens: those of them that a preemption made necessary again. prompt_tokens: of
+    admitted sequences; cached_tokens: those of them that the prefix cache had. output_tokens: kept
+    ones. padding_tokens: what padding would have added, had the sequences between two moments
+    without any been one padded batch: every prompt as long as the longest, every output too. That
+    is what a group costs under `static`; under other policies it says nothing.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    outputs: int = 0
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    requests: int = 0
+    refused: int = 0
+    added: int = 0
+    admitted: int = 0
+    held: int = 0
+    preemptions: int = 0
+    stopped: int = 0
+    length: int = 0
+    tool_calls: int = 0
+    aborted: int = 0
+    failed: int = 0
+    padding_tokens: int = 0
+    busy_seconds: float = 0.0
+
+
+_COUNTER_OF = {
+    FinishReason.STOP: "stopped",
+    FinishReason.LENGTH: "length",
+    FinishReason.TOOL_CALLS: "tool_calls",
+    FinishReason.ABORT: "aborted",
+    FinishReason.ERROR: "failed",
+}
+
+
+@dataclass(slots=True)
+class _Group:
+    """Sizes of the sequences that ended since the running set was last empty."""
+
+    size: int = 0
+    prompt: int = 0
+    output: int = 0
+    longest_prompt: int = 0
+    longest_output: int = 0
+
+    @property
+    def padding(self) -> int:
+        box = self.size * (self.longest_prompt + self.longest_output)
+        return box - self.prompt - self.output
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters, and the timings of sequences that ended and were not yet taken."""
+
+    counters: Counters = field(default_factory=Counters)
+    timings: deque[Timing] = field(default_factory=lambda: deque(maxlen=MAX_UNREAD_TIMINGS))
+    seconds_per_end: float = 1.0
+    _last_end: float | None = None
+    _group: _Group = field(default_factory=_Group)
+
+    def ended(self, seq: Sequence, reason: FinishReason, now: float) -> None:
+        """A sequence ended; called once for each."""
+        counters, name = self.counters, _COUNTER_OF[reason]
+        setattr(counters, name, getattr(counters, name) + 1)
+        num_output = seq.num_output
+        self.timings.append(
+            Timing(
+                seq.request.id,
+                seq.choice,
+                reason,
+                seq.request.arrival,
+                seq.first_scheduled,
+                seq.first_token,
+                now,
+                seq.num_prompt,
+                num_output,
+                seq.num_cached,
+                seq.num_preemptions,
+                seq.num_steps,
+            )
+        )
+        if self._last_end is not None:
+            gap = max(0.0, now - self._last_end)
+            self.seconds_per_end += 0.1 * (gap - self.seconds_per_end)
+        self._last_end = now
+        if seq.first_scheduled is not None:
+            group = self._group
+            group.size += 1
+            group.prompt += seq.num_prompt
+            group.output += num_output
+            group.longest_prompt = max(group.longest_prompt, seq.num_prompt)
+            group.longest_output = max(group.longest_output, num_output)
+
+    def emptied(self) -> None:
+        """No sequence runs any more."""
+        self.counters.padding_tokens += self._group.padding
+        self._group = _Group()
+
+    def take_timings(self) -> list[Timing]:
+        """The timings since the last call; the oldest are lost if it comes too rarely."""
+        taken = []
+        while self.timings:
+            taken.append(self.timings.popleft())
+        return taken
+
+    def snapshot(self) -> dict[str, float]:
+        """The counters by name."""
+        return asdict(self.counters)

@@ -1,0 +1,22 @@
+"""The laws of the core over random workloads (ARCHITECTURE, section 3)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.core.workload import run
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_every_request_gives_its_own_tokens_and_ends_and_no_block_leaks(block: int) -> None:
+    totals: Counter[str] = Counter()
+    for seed in range(block * 250, (block + 1) * 250):
+        try:
+            totals.update({k: int(v) for k, v in run(seed).snapshot().items()})
+        except AssertionError as error:
+            raise AssertionError(f"workload {seed}: {error}") from error
+    # The workloads must reach what they are for.
+    for name in ("preemptions", "evictions", "held", "aborted", "failed", "cached_tokens"):
+        assert totals[name] > 20, name

@@ -1,0 +1,237 @@
+"""Random workloads through the real scheduler on the audit executor, held against the oracle.
+
+`run(seed)` raises if any law breaks; it is the whole property suite in one call, so that a planted
+bug can be tried against it.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from octavo.core.engine import Engine
+from octavo.core.executor import Capacity
+from octavo.core.policy import Policy, fcfs, priority, static
+from octavo.core.request import Event, FinishReason, Request, SamplingParams, Watcher
+from octavo.core.scheduler import Scheduler
+from tests.core.audit import VOCAB, AuditExecutor
+from tests.core.oracle import Outcome, expected
+
+FULL = (1 << VOCAB) - 1
+
+
+class PlantedWatcher:
+    """Stops, masks or raises at a given output token."""
+
+    def __init__(self, kind: str, at: int) -> None:
+        self.kind, self.at, self.seen = kind, at, 0
+
+    def advance(self, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+        self.seen += len(tokens)
+        if self.seen <= self.at or self.kind in ("mask", "raise in mask"):
+            return len(tokens), None
+        if self.kind == "raise in advance":
+            raise RuntimeError("planted")
+        if self.kind == "stop and drop":
+            return 0, FinishReason.STOP
+        return len(tokens), FinishReason.TOOL_CALLS
+
+    def mask(self, position: int) -> bytes | None:
+        if self.kind == "raise in mask" and position >= self.at:
+            raise RuntimeError("planted")
+        if self.kind != "mask" or position % 2:
+            return None
+        return ((0b1011 << (position % 16)) & FULL).to_bytes(VOCAB // 8, "little")
+
+
+KINDS = ("stop and keep", "stop and drop", "mask", "raise in advance", "raise in mask")
+
+
+def _watcher(rng: random.Random) -> Callable[[], Watcher] | None:
+    if rng.random() < 0.75:
+        return None
+    kind, at = rng.choice(KINDS), rng.randrange(6)
+    return lambda: PlantedWatcher(kind, at)
+
+
+@dataclass
+class Workload:
+    """A machine, a policy, requests by the turn in which they come, and what goes wrong when."""
+
+    capacity: Capacity
+    policy: Policy
+    prefix_caching: bool
+    arrivals: list[tuple[int, Request]]
+    aborts: dict[str, int]
+    faults: dict[str, int]
+
+
+def _prompt(rng: random.Random, bases: list[list[int]]) -> array[int]:
+    base = rng.choice(bases)
+    cut = rng.choice((0, len(base), len(base), rng.randrange(len(base) + 1)))
+    tail = [rng.randrange(VOCAB) for _ in range(rng.choice((0, 1, 1, rng.randrange(1, 24))))]
+    return array("i", (base[:cut] + tail) or [rng.randrange(VOCAB)])
+
+
+def _params(rng: random.Random) -> SamplingParams:
+    def maybe(chance: float, value: object, otherwise: object = None) -> object:
+        return value if rng.random() < chance else otherwise
+
+    return SamplingParams(
+        max_tokens=maybe(0.93, rng.choice((1, 2, rng.randrange(1, 20), rng.randrange(8, 32)))),
+        min_tokens=maybe(0.2, rng.randrange(4), 0),
+        n=rng.choice((1, 1, 1, 1, 2, 3)),
+        logprobs=maybe(0.2, rng.randrange(3)),
+        prompt_logprobs=maybe(0.2, rng.randrange(3)),
+        repetition_penalty=maybe(0.15, 1.5, 1.0),
+        presence_penalty=maybe(0.1, 0.5, 0.0),
+    )
+
+
+def _requests(rng: random.Random) -> list[tuple[int, Request]]:
+    bases = [
+        [rng.randrange(VOCAB) for _ in range(rng.choice((1, 8, rng.randrange(1, 48))))]
+        for _ in range(rng.randrange(1, 4))
+    ]
+    spread = rng.choice((1, 1, 30, 120))
+    out = []
+    for i in range(rng.choice((1, rng.randrange(1, 6), rng.randrange(1, 16)))):
+        turn = rng.randrange(spread)
+        stop_ids = frozenset(rng.sample(range(VOCAB), rng.choice((0, 0, 1, 2))))
+        request = Request(
+            id=f"r{i}",
+            prompt=_prompt(rng, bases),
+            params=_params(rng),
+            arrival=float(turn),
+            seed=rng.getrandbits(16),
+            stop_ids=stop_ids,
+            priority=rng.choice((0, 0, 1, -2)),
+            namespace=rng.choice((b"", b"", b"tenant")),
+            watcher=_watcher(rng),
+        )
+        out.append((turn, request))
+    return out
+
+
+def draw(seed: int) -> Workload:
+    """A random workload; pools go down to the one sequence that needs most."""
+    rng = random.Random(seed)
+    arrivals = _requests(rng)
+    size = rng.choice((1, 2, 3, 4, 5, 8, 16, 32, 64))
+    context = rng.choice((96, 130))
+    need = max(len(r.prompt) + (r.params.max_tokens or 8) - 1 for _, r in arrivals)
+    total = sum(len(r.prompt) * r.params.n for _, r in arrivals)
+    blocks = -(-need // size)
+    blocks += rng.choice((0, 0, 1, 2, rng.randrange(1, 60), int(rng.random() * total / size)))
+    capacity = Capacity(
+        num_blocks=blocks,
+        block_size=size,
+        max_tokens=rng.choice((1, 3, 16, 16, 64, 512)),
+        max_rows=rng.choice((1, 2, 4, 16, 16, 64)),
+        max_outputs=rng.choice((1, 2, 8, 64, 64)),
+        max_context=context,
+        depth=rng.choice((1, 1, 2, 3)),
+    )
+    ids = [request.id for _, request in arrivals]
+    return Workload(
+        capacity=capacity,
+        policy=rng.choice((fcfs(), fcfs(), priority(rng.choice((1.0, 20.0))), static())),
+        prefix_caching=rng.random() < 0.9,
+        arrivals=sorted(arrivals, key=lambda arrival: arrival[0]),
+        aborts={i: rng.randrange(60) for i in ids if rng.random() < 0.15},
+        faults={i: rng.randrange(60) for i in ids if rng.random() < 0.1},
+    )
+
+
+@dataclass
+class Run:
+    """A workload in progress."""
+
+    work: Workload
+    rng: random.Random
+    outcomes: dict[tuple[str, int], Outcome] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        work = self.work
+        self.scheduler = Scheduler(work.capacity, work.policy, prefix_caching=work.prefix_caching)
+        self.executor = AuditExecutor(
+            work.capacity, self.rng, lambda i: self.scheduler._live[i].request, work.faults
+        )
+        self.engine = Engine(self.executor, self.scheduler)
+
+    def note(self, events: list[Event]) -> None:
+        for event in events:
+            out = self.outcomes[event.request_id, event.choice]
+            assert out.finish is None, "news of a choice that had ended"
+            assert (event.error is not None) == (event.finish is FinishReason.ERROR)
+            out.tokens.extend(event.tokens)
+            out.logprobs.extend(event.logprobs or ())
+            if event.prompt_logprobs is not None:
+                assert out.prompt_logprobs is None, "prompt logprobs came twice"
+                out.prompt_logprobs = event.prompt_logprobs
+            out.finish = event.finish
+            assert event.tokens or event.finish is not None, "an event without news"
+
+    def turn(self, now: float) -> None:
+        """Arrivals, aborts between any two calls, one pump and perhaps a drain; check all along."""
+        engine, work = self.engine, self.work
+        for due, request in work.arrivals:
+            if due == now:
+                for choice in range(request.params.n):
+                    self.outcomes[request.id, choice] = Outcome()
+                engine.add(request)
+        self.abort_due(now)
+        submitted = engine.pump(now)
+        self.scheduler.check()
+        self.abort_due(now + 0.5)
+        idle = engine.has_work and not engine.num_outstanding
+        if self.rng.random() < 0.7 or engine.num_outstanding == work.capacity.depth or idle:
+            events = engine.drain(now + 0.5)
+            self.note(events)
+            self.scheduler.check()
+            assert submitted or events or not idle, "work, and nothing moves"
+
+    def abort_due(self, now: float) -> None:
+        for request_id, turn in self.work.aborts.items():
+            if turn + (int(request_id[1:]) % 2) / 2 == now:
+                self.note(self.engine.abort(request_id, now))
+                self.scheduler.check()
+
+    def finish(self) -> None:
+        last = max(turn for turn, _ in self.work.arrivals)
+        tokens = sum(
+            (len(r.prompt) + self.work.capacity.max_context) * r.params.n
+            for _, r in self.work.arrivals
+        )
+        now = 0
+        while now <= last or self.engine.has_work:
+            self.turn(float(now))
+            now += 1
+            assert now < last + 500 + 8 * tokens, "no progress"
+        blocks = self.scheduler.blocks
+        assert blocks.num_available == blocks.num_blocks, "blocks leaked"
+        assert not self.scheduler._held or not any(self.scheduler._held.values()), "held for ever"
+        assert not blocks._claims, "claims leaked"
+
+    def verify(self) -> None:
+        """Every choice gave what the oracle says; an aborted one a beginning of it."""
+        for _, request in self.work.arrivals:
+            fault = self.work.faults.get(request.id)
+            for choice in range(request.params.n):
+                want = expected(request, choice, self.scheduler.max_len, fault)
+                got = self.outcomes[request.id, choice]
+                if got.finish is FinishReason.ABORT:
+                    assert request.id in self.work.aborts
+                    assert got.tokens == want.tokens[: len(got.tokens)], "aborted: other tokens"
+                else:
+                    assert got == want, f"{request.id}/{choice}: {got} instead of {want}"
+
+
+def run(seed: int) -> Scheduler:
+    """One random workload from start to end; raises AssertionError if a law breaks."""
+    work = Run(draw(seed), random.Random(seed + 1))
+    work.finish()
+    work.verify()
+    return work.scheduler
