@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every family, made by transformers, and the ModelConfig that each means.
+"""Tiny random checkpoints of every family, made by transformers, and the ModelConfig of each.
 
 The configs are written out twice on purpose: once for transformers, once for us, so that neither
 reader nor decoder can be wrong unseen. Weights are drawn wide, so that logits are far from flat and

@@ -1,0 +1,65 @@
+"""Ways to get full logits out of each backend, in one form, for the tests.
+
+A run takes steps; a step is a list of (sequence, start, tokens), mixed as the scheduler might; it
+returns, for each sequence in order of its name, the float32 logits of all its positions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from octavo.models.config import ModelConfig
+from octavo.models.weights import open_checkpoint
+from octavo.ops import reference as ref
+
+Step = list[tuple[int, int, list[int]]]
+Run = Callable[[list[Step]], list[np.ndarray]]
+
+
+def _gather(pieces: dict[int, list[np.ndarray]]) -> list[np.ndarray]:
+    return [np.concatenate(pieces[name]) for name in sorted(pieces)]
+
+
+def _arrays(step: Step) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    tokens = [t for _, _, text in step for t in text]
+    positions = [start + i for _, start, text in step for i in range(len(text))]
+    cu = np.cumsum([0] + [len(text) for _, _, text in step])
+    return torch.tensor(tokens), torch.tensor(positions), tuple(cu.tolist())
+
+
+def reference(folder: Path, cfg: ModelConfig | None = None, *, block_size: int = 0) -> Run:
+    """The reference ops; block_size 0 keeps contiguous KV, else pages of that size."""
+    checkpoint = open_checkpoint(folder)
+    shape = cfg or checkpoint.config
+    weights = ref.load(checkpoint)
+
+    def run(steps: list[Step]) -> list[np.ndarray]:
+        past: ref.Past
+        if block_size:
+            past = ref.PagedPast(shape, 64 * 8, block_size)
+            # Blocks of different sequences interleave, and none is where its number says.
+            past.tables = {s: tuple(509 - 7 * j - s for j in range(72)) for s in range(7)}
+        else:
+            past = ref.ContiguousPast(ref.Heads(0, shape.num_kv_heads, shape.head_dim))
+        pieces: dict[int, list[np.ndarray]] = {}
+        for step in steps:
+            tokens, positions, cu = _arrays(step)
+            pack = ref.Pack(cu, sequences=tuple(name for name, _, _ in step))
+            with torch.no_grad():
+                out = ref.logits(weights, shape, ref.ReferenceOps(pack, past), tokens, positions)
+            for (name, _, _), (a, b) in zip(step, itertools.pairwise(cu), strict=True):
+                pieces.setdefault(name, []).append(out[a:b].numpy())
+        return _gather(pieces)
+
+    return run
+
+
+BACKENDS: dict[str, Callable[[Path], Run]] = {
+    "reference": reference,
+    "reference-paged": lambda folder: reference(folder, block_size=3),
+}
