@@ -29,11 +29,11 @@ bool within(int64_t at, int64_t count, int64_t words) {
 
 }  // namespace
 
-// Adjusted logits, weights and lists (position, id, weight, two of 64-bit keys) of one float or
-// word each, a bit per id, and per 256 ids the maxima and a sum. See `Scratch` in sample.inl.
+// What `SampleScratch` in sample.inl carves: two 64-bit keys, four floats and an id for each id of
+// the vocabulary, two maxima for each 16, a sum for each 256 and a bit for each.
 size_t sample_scratch_bytes(int64_t vocab) {
   const size_t n = static_cast<size_t>(padded(vocab));
-  return n * (4 + 4 + 4 + 4 + 4 + 8 + 8) + n / 8 + n / 256 * (64 + 8) + 8 * 64;
+  return n * (2 * 8 + 5 * 4) + n / 16 * 2 * 4 + n / 256 * 4 + n / 8;
 }
 
 const char* link_sample_rows(SampleRow* rows, int64_t num_rows, const int32_t* data,
