@@ -1,15 +1,16 @@
 """Every exception that Octavo raises on purpose, as one tree.
 
-    OctavoError
-    ├── InvalidRequest        a request that cannot be served as asked: names the parameter
-    │   ├── ContextOverflow   prompt + max_tokens exceed what the model or the KV pool can ever hold
-    │   └── Unsupported       a field or value that is known and refused
-    ├── Overloaded            the door is closed for now: carries seconds to wait
-    ├── ModelError            weights, config, tokenizer or template cannot be used
-    │   ├── BadFile           a file is malformed or hostile: names the file and the place
-    │   ├── UnsupportedModel  architecture or tensor type that we do not run: names it
-    │   └── FetchError        a model could not be fetched: says what to do by hand
-    └── EngineError           the executor failed; the engine cannot go on
+OctavoError
+├── InvalidRequest        a request that cannot be served as asked: names the parameter
+│   ├── ContextOverflow   prompt + max_tokens exceed what the model or the KV pool can ever hold
+│   ├── UnknownModel      a model name that is not served here
+│   └── Unsupported       a field or value that is known and refused
+├── Overloaded            the door is closed for now: carries seconds to wait
+├── ModelError            weights, config, tokenizer or template cannot be used
+│   ├── BadFile           a file is malformed or hostile: names the file and the place
+│   ├── UnsupportedModel  architecture or tensor type that we do not run: names it
+│   └── FetchError        a model could not be fetched: says what to do by hand
+└── EngineError           the executor failed; the engine cannot go on
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class OctavoError(Exception):
 
 
 class InvalidRequest(OctavoError, ValueError):
-    """A request that cannot be served as asked. `param` names the field, `code` is machine-readable."""
+    """A request that cannot be served as asked. `param` names the field, `code` is for machines."""
 
     code = "invalid_value"
 
@@ -39,6 +40,12 @@ class Unsupported(InvalidRequest):
     """A field or value that is known, and refused rather than ignored."""
 
     code = "unsupported_parameter"
+
+
+class UnknownModel(InvalidRequest):
+    """A model name that is not served here."""
+
+    code = "model_not_found"
 
 
 class Overloaded(OctavoError):

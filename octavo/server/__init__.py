@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP server: `app` (ASGI), `driver` (the engine's thread), `serve`."""

@@ -1,0 +1,203 @@
+"""Every knob, once: frozen dataclasses whose fields are the CLI's flags, names, types and help.
+
+Nothing here reads the environment, and nothing changes after it is made: a `None` that means
+"choose for me" is resolved once, by `octavo.assembly`, and the result is printed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from octavo.errors import InvalidRequest
+
+DEFAULT_MODEL = "smollm2-135m"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {f"{u}i": 2 ** (10 * (i + 1)) for i, u in enumerate("kmgt")}
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from "1GiB", "512 MiB", "1.5g" or a plain number. Raises `InvalidRequest`."""
+    if isinstance(text, int):
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
+    if match is None or match[2] not in _UNITS:
+        raise InvalidRequest(f"{text!r} is not a size; write it like 1GiB, 512MiB or 1500000000")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def show_bytes(count: float) -> str:
+    """1073741824 -> "1.00 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1024
+    return f"{count:.2f} TiB"
+
+
+def knob(default: Any, text: str, **extra: Any) -> Any:
+    """A field with its help. extra: short="-m", metavar="SIZE", size=True (takes 1GiB)."""
+    return field(default=default, metadata={"help": text, **extra})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What runs, and on how much of the machine. None means: chosen from the machine, and said."""
+
+    model: str = knob(
+        DEFAULT_MODEL,
+        "Named model, GGUF file, Hugging Face directory or org/name.",
+        short="-m",
+    )
+    file: str | None = knob(None, "Which file of a repository that holds several.")
+    kv_memory: int | None = knob(
+        None, "Memory for the KV pool, e.g. 1GiB (default: from what is free).", size=True
+    )
+    threads: int | None = knob(None, "Compute threads (default: one per core).")
+    isa: str = knob("auto", "Instruction set: auto, avx512, avx2 or portable.")
+    fp32: bool = knob(False, "Compute in fp32: exact and slow, for checks.")
+    max_context: int | None = knob(None, "Longest sequence in tokens (default: the model's own).")
+    max_rows: int = knob(64, "Most sequences computed in one step.")
+    max_batch_tokens: int = knob(512, "Most tokens computed in one step (prefill chunk).")
+    block_size: int = knob(32, "Tokens in a KV block.")
+    prefix_caching: bool = knob(True, "Re-use KV blocks of prompts that begin alike.")
+    policy: Literal["fcfs", "priority", "static"] = knob("fcfs", "Order of admission.")
+
+    def __post_init__(self) -> None:
+        for name in ("kv_memory", "threads", "max_context"):
+            value = getattr(self, name)
+            _need(value is None or value >= 1, name, "at least 1", value)
+        for name in ("max_rows", "max_batch_tokens", "block_size"):
+            _need(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        _need(bool(self.model), "model", "a name or a path", self.model)
+        _need(
+            self.policy in ("fcfs", "priority", "static"),
+            "policy",
+            "fcfs, priority or static",
+            self.policy,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The door: where it stands, who may enter, how many at once. Times in seconds."""
+
+    host: str = knob("127.0.0.1", "Address to bind; any but loopback needs --api-key-file.")
+    port: int = knob(8000, "Port to bind; 0 picks a free one.", short="-p")
+    served_model_name: str | None = knob(None, "Name that clients use (default: the model's).")
+    api_key_file: str | None = knob(
+        None, "File with one API key a line, optionally after a name and a space."
+    )
+    max_queue: int = knob(256, "Most requests waiting or running; more are told when to return.")
+    max_body: int = knob(16 * 2**20, "Largest request body.", size=True)
+    max_n: int = knob(8, "Largest `n` of one request.")
+    max_prompts: int = knob(64, "Most prompts in one completions request.")
+    keepalive: float = knob(10.0, "Seconds of silence before a stream gets a comment line.")
+    drain: float = knob(30.0, "Seconds that running requests get to finish on shutdown.")
+    stall: float = knob(60.0, "Seconds without a finished step before /ready says no.")
+
+    def __post_init__(self) -> None:
+        _need(0 <= self.port < 65536, "port", "in [0, 65535]", self.port)
+        for name in ("max_queue", "max_body", "max_n", "max_prompts"):
+            _need(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        for name in ("keepalive", "stall"):
+            _need(getattr(self, name) > 0, name, "above 0", getattr(self, name))
+        _need(self.drain >= 0, "drain", "at least 0", self.drain)
+        if self.host not in LOOPBACK and self.api_key_file is None:
+            raise InvalidRequest(
+                f"--host {self.host} is reachable from other machines: give --api-key-file too",
+                "api_key_file",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TalkConfig:
+    """How `octavo run` and `octavo chat` choose tokens."""
+
+    system: str | None = knob(None, "System message.", short="-s")
+    max_tokens: int | None = knob(None, "Most tokens to write (default: until the model stops).")
+    temperature: float = knob(0.3, "0 is greedy; 1 is the model's own distribution.", short="-t")
+    top_p: float = knob(0.95, "Keep the smallest set of tokens with this probability.")
+    top_k: int = knob(0, "Keep the k likeliest tokens; 0 keeps all.")
+    min_p: float = knob(0.0, "Drop tokens less likely than this share of the likeliest.")
+    repetition_penalty: float = knob(1.0, "Above 1: tokens already there become less likely.")
+    seed: int | None = knob(None, "Repeat a run exactly.")
+    stop: tuple[str, ...] = knob((), "Text at which to stop (may be given several times).")
+
+
+def _need(ok: bool, name: str, what: str, value: object) -> None:
+    if not ok:
+        raise InvalidRequest(f"--{name.replace('_', '-')} must be {what}, got {value!r}", name)
+
+
+Config = TypeVar("Config", EngineConfig, ServerConfig, TalkConfig)
+
+
+def _annotation(cls: type, name: str) -> Any:
+    """A field's type with `| None` taken off."""
+    hint = typing.get_type_hints(cls)[name]
+    if isinstance(hint, types.UnionType):
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    return hint
+
+
+def options(cls: type, *, skip: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+    """A decorator that adds one click option per field of `cls`, in the fields' order."""
+    import click
+
+    class Size(click.ParamType):  # type: ignore[type-arg]
+        name = "size"
+
+        def convert(self, value: Any, param: Any, ctx: Any) -> int:
+            try:
+                return parse_bytes(value)
+            except InvalidRequest as error:
+                self.fail(str(error), param, ctx)
+
+    def add(command: Any) -> Any:
+        for item in reversed(dataclasses.fields(cls)):
+            if item.name in skip:
+                continue
+            hint, meta = _annotation(cls, item.name), item.metadata
+            flag = "--" + item.name.replace("_", "-")
+            extra: dict[str, Any] = {"help": meta["help"], "default": item.default}
+            extra["show_default"] = item.default not in (None, ())
+            if hint is bool:
+                flag = f"{flag}/--no-{flag[2:]}"
+            elif meta.get("size"):
+                extra["type"] = Size()
+            elif typing.get_origin(hint) is Literal:
+                extra["type"] = click.Choice(typing.get_args(hint))
+            elif typing.get_origin(hint) is tuple:
+                extra |= {"multiple": True, "type": typing.get_args(hint)[0]}
+            else:
+                extra["type"] = hint
+            names = (flag, meta["short"]) if "short" in meta else (flag,)
+            command = click.option(*names, **extra)(command)
+        return command
+
+    return add
+
+
+def take(cls: type[Config], flags: dict[str, Any]) -> Config:
+    """Build `cls` from parsed flags, taking its own fields out of `flags`."""
+    names = [item.name for item in dataclasses.fields(cls) if item.name in flags]
+    return cls(**{name: flags.pop(name) for name in names})
+
+
+def describe(config: EngineConfig | ServerConfig) -> list[tuple[str, str]]:
+    """(flag, value) for each field, sizes in words, for printing what was resolved."""
+    rows = []
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if item.metadata.get("size") and value is not None:
+            value = show_bytes(value)
+        rows.append((item.name.replace("_", "-"), "-" if value is None else str(value)))
+    return rows

@@ -1,0 +1,102 @@
+"""The door: token ids and `SamplingParams` become a `Request`, or an error that names the field.
+
+Shared by the library and the server, so that both refuse the same things in the same words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.core.executor import Capacity
+from octavo.core.request import Request, SamplingParams
+from octavo.errors import ContextOverflow, InvalidRequest
+from octavo.text import StopWatcher, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. salt separates prefix caches; lower priority runs first."""
+
+    tenant: str = ""
+    salt: bytes = b""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What a request is checked against. fingerprint: of the weights, seeds the prefix cache."""
+
+    tokenizer: Tokenizer
+    capacity: Capacity
+    vocab_size: int
+    fingerprint: str
+
+    def request(
+        self,
+        id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        arrival: float,
+        caller: Caller = Caller(),
+    ) -> Request:
+        """A valid request. Raises `InvalidRequest` (`param` is "prompt" or the params' field)."""
+        self.check(prompt, params)
+        eos = frozenset() if params.ignore_eos else self.tokenizer.eos_ids
+        watcher = None
+        if params.stop:
+            tokenizer, stops, least = self.tokenizer, params.stop, params.min_tokens
+
+            def watcher() -> StopWatcher:
+                return StopWatcher(tokenizer, stops, least)
+
+        return Request(
+            id=id,
+            prompt=array("i", prompt),
+            params=params,
+            arrival=arrival,
+            seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
+            stop_ids=eos | frozenset(params.stop_token_ids),
+            priority=caller.priority,
+            tenant=caller.tenant,
+            namespace=self.namespace(caller.salt),
+            watcher=watcher,
+        )
+
+    def namespace(self, salt: bytes) -> bytes:
+        """What block hashes are seeded with: the weights, and whose requests these are."""
+        return hashlib.sha256(self.fingerprint.encode() + b"\0" + salt).digest()
+
+    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Lengths and token ids. Raises `InvalidRequest`, `ContextOverflow`."""
+        if not prompt:
+            raise InvalidRequest("the prompt has no tokens", "prompt")
+        pool = self.capacity.num_blocks * self.capacity.block_size + 1  # the last is never computed
+        limit = min(self.capacity.max_context, pool)
+        wanted = len(prompt) + (params.max_tokens or 1)
+        if wanted > limit:
+            asked = f" + max_tokens {params.max_tokens}" if params.max_tokens else ""
+            what = "context" if limit < pool else "KV pool"
+            raise ContextOverflow(
+                f"the prompt's {len(prompt)} tokens{asked} do not fit the {what} of {limit} tokens",
+                "prompt" if len(prompt) >= limit else "max_tokens",
+            )
+        self._in_vocabulary("prompt", prompt)
+        self._in_vocabulary("stop_token_ids", params.stop_token_ids)
+        self._in_vocabulary("banned_token_ids", params.banned_token_ids)
+        self._in_vocabulary("allowed_token_ids", params.allowed_token_ids or ())
+        self._in_vocabulary("logit_bias", [pair[0] for pair in params.logit_bias])
+        allowed = params.allowed_token_ids
+        if allowed is not None and not set(allowed) - set(params.banned_token_ids):
+            raise InvalidRequest("banned_token_ids leaves no allowed token", "banned_token_ids")
+
+    def _in_vocabulary(self, param: str, ids: Sequence[int]) -> None:
+        if len(ids) and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+            bad = next(i for i in ids if not 0 <= i < self.vocab_size)
+            raise InvalidRequest(
+                f"{param} has token id {bad}; the vocabulary ends at {self.vocab_size - 1}", param
+            )

@@ -1,0 +1,248 @@
+"""The engine's thread: the only one that touches the engine, and the only clock it is told.
+
+Commands go in through a queue; a step's news goes out in one call into the event loop. The next
+step is submitted before the last one's news is handed over, so that text, JSON and sockets overlap
+the running step. An exception in `add` concerns that request alone; one out of a step ends all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from octavo.core.request import Event, FinishReason, Request
+from octavo.errors import EngineError
+
+log = logging.getLogger("octavo")
+
+
+class EngineLike(Protocol):
+    """What the thread drives; `octavo.core.engine.Engine` is one."""
+
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: Request) -> None: ...
+    def abort(self, request_id: str, now: float) -> object: ...
+    def pump(self, now: float) -> bool: ...
+    def drain(self, now: float) -> list[Event]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """All requests of one ticket are in the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The ticket is over: it was refused, or the engine is lost."""
+
+    error: Exception
+
+
+News = Admitted | Failed | tuple[int, Event]
+
+
+class Ticket:
+    """The loop's side of one HTTP request: its engine requests and what has come for them.
+
+    News of choice c of the i-th request arrives as (i * n + c, event). Used in the loop only.
+    """
+
+    __slots__ = ("gone", "left", "news", "ping", "requests", "touched", "waiter")
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = tuple(requests)
+        self.left = sum(request.params.n for request in requests)
+        self.news: list[News] = []
+        self.gone = False
+        self.ping = False
+        self.touched = 0.0
+        self.waiter: asyncio.Future[None] | None = None
+
+    def push(self, item: News) -> None:
+        self.news.append(item)
+        self.wake()
+
+    def wake(self) -> None:
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def take(self) -> list[News]:
+        """What has come since; empty if woken for `gone` or `ping`."""
+        if not self.news and not self.gone and not self.ping:
+            self.waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self.waiter
+            finally:
+                self.waiter = None
+        news, self.news = self.news, []
+        return news
+
+
+class Driver:
+    """Owns the engine and its thread. All methods but the thread's are for the event loop."""
+
+    def __init__(self, engine: EngineLike, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.failed: Exception | None = None
+        self.progress = clock()
+        self.tickets: set[Ticket] = set()
+        self._engine = engine
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._routes: dict[str, tuple[Ticket, int]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+        self._stop = False
+
+    def start(self) -> None:
+        """Start the thread; news goes to the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread; whatever still runs gets an error."""
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join, 10.0)
+        self._fail_all(EngineError("the server has stopped"))
+
+    @property
+    def alive(self) -> bool:
+        return self.failed is None and self._thread.is_alive()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._routes)
+
+    def add(self, ticket: Ticket) -> None:
+        """Hand the ticket's requests over; `Admitted` or `Failed` is its first news."""
+        self.tickets.add(ticket)
+        if self.failed is not None:
+            ticket.push(Failed(self.failed))
+            return
+        base = 0
+        for request in ticket.requests:
+            self._routes[request.id] = (ticket, base)
+            base += request.params.n
+        self._commands.put(lambda: self._admit(ticket))
+
+    def release(self, ticket: Ticket) -> None:
+        """Nobody waits for the ticket any more: abort what still runs."""
+        self.tickets.discard(ticket)
+        if ticket.left > 0:
+            self.abort(ticket)
+
+    def abort(self, ticket: Ticket) -> None:
+        """Stop the ticket's requests; their blocks are free after the running step."""
+        ids = [r.id for r in ticket.requests if self._routes.pop(r.id, None) is not None]
+        if ids:
+            self._commands.put(lambda: self._abort(ids))
+
+    def abort_all(self, error: Exception) -> None:
+        """End every ticket with `error`."""
+        for ticket in list(self.tickets):
+            self.abort(ticket)
+            ticket.left = 0
+            ticket.push(Failed(error))
+
+    # ---- the engine's thread ----
+
+    def _run(self) -> None:
+        outbox: list[tuple[str | Ticket, Event | Admitted | Failed]] = []
+        self._outbox = outbox
+        try:
+            while self._obey():
+                running = self._engine.pump(self.clock())
+                if outbox:
+                    self._post(outbox.copy())
+                    outbox.clear()
+                if running or self._engine.has_work:
+                    for event in self._engine.drain(self.clock()):
+                        outbox.append((event.request_id, event))
+                    self.progress = self.clock()
+        except Exception as error:
+            log.exception("the engine failed")
+            self.failed = error if isinstance(error, EngineError) else EngineError(str(error))
+            self._post([])
+        finally:
+            if outbox:
+                self._post(outbox.copy())
+
+    def _obey(self) -> bool:
+        """Carry out what has been asked; sleep while there is nothing to do."""
+        wait = not self._engine.has_work and not self._outbox
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            if wait:
+                self.progress = self.clock()
+            command()
+            wait = False
+
+    def _admit(self, ticket: Ticket) -> None:
+        for done, request in enumerate(ticket.requests):
+            try:
+                self._engine.add(request)
+            except Exception as error:
+                self._abort([earlier.id for earlier in ticket.requests[:done]])
+                self._outbox.append((ticket, Failed(error)))
+                return
+        self._outbox.append((ticket, Admitted()))
+
+    def _abort(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            self._engine.abort(id, self.clock())
+
+    def _post(self, news: list[tuple[str | Ticket, Event | Admitted | Failed]]) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, news)
+        except RuntimeError:  # the loop is closed: nobody is left to tell
+            self._stop = True
+
+    # ---- back in the loop ----
+
+    def _deliver(self, news: list[tuple[str | Ticket, Event | Admitted | Failed]]) -> None:
+        routes = self._routes
+        for to, item in news:
+            if isinstance(item, Event):
+                route = routes.get(item.request_id)
+                if route is None:
+                    continue
+                ticket, base = route
+                if item.finish is not None or item.error is not None:
+                    self._ended(ticket, item)
+                ticket.push((base + item.choice, item))
+            elif isinstance(to, Ticket):
+                if isinstance(item, Failed):
+                    self._forget(to)
+                    to.left = 0
+                to.push(item)
+        if self.failed is not None:
+            self._fail_all(self.failed)
+
+    def _ended(self, ticket: Ticket, event: Event) -> None:
+        ticket.left -= 1
+        if ticket.left == 0 or event.finish in (FinishReason.ERROR, None):
+            self._forget(ticket)
+
+    def _forget(self, ticket: Ticket) -> None:
+        for request in ticket.requests:
+            self._routes.pop(request.id, None)
+
+    def _fail_all(self, error: Exception) -> None:
+        for ticket in list(self.tickets):
+            if ticket.left > 0:
+                self._forget(ticket)
+                ticket.left = 0
+                ticket.push(Failed(error))

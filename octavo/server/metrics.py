@@ -1,0 +1,76 @@
+"""Prometheus metrics: names `octavo_*`, histograms with OpenTelemetry's GenAI buckets.
+
+Nothing is observed per token: histograms grow once per request, and the
+engine's own counters and gauges are read when scraped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+E2E = tuple(0.01 * 2**i for i in range(14))
+
+Snapshot = Callable[[], dict[str, float]]
+
+
+# Names of what is known to the engine; anything else it counts is octavo_engine_NAME_total.
+_GAUGES = {
+    "running": ("requests_running", "Sequences being computed."),
+    "waiting": ("requests_waiting", "Sequences in the queue."),
+    "blocks": ("kv_blocks", "KV blocks of the pool."),
+    "blocks_held": ("kv_blocks_held", "KV blocks of running sequences."),
+    "blocks_cached": ("kv_blocks_cached", "KV blocks kept for the prefix cache alone."),
+}
+_COUNTERS = {
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens admitted, cached ones included."),
+    "cached_tokens": ("cached_tokens", "Of those, found in the prefix cache."),
+    "output_tokens": ("generation_tokens", "Tokens generated."),
+    "preemptions": ("preemptions", "Sequences whose blocks were taken for another."),
+}
+
+
+class EngineCollector:
+    """The engine's counters and gauges, read when scraped."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Any]:
+        for name, value in self._snapshot().items():
+            if name in _GAUGES:
+                known, text = _GAUGES[name]
+                yield GaugeMetricFamily(f"octavo_{known}", text, value=value)
+            else:
+                words = f"Engine: {name.replace('_', ' ')}."
+                known, text = _COUNTERS.get(name, (f"engine_{name}", words))
+                yield CounterMetricFamily(f"octavo_{known}", text, value=value)
+
+
+class Metrics:
+    """One server's metrics, in a registry of its own."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(EngineCollector(snapshot))  # type: ignore[arg-type]
+        self.http = self._counter("http_requests", "HTTP responses.", ("path", "status"))
+        self.requests = self._counter("requests", "Requests by how they ended.", ("finish",))
+        self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", TTFT)
+        self.tpot = self._histogram("time_per_output_token_seconds", "After the first.", TPOT)
+        self.e2e = self._histogram("request_duration_seconds", "Arrival to last token.", E2E)
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(f"octavo_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"octavo_{name}", text, buckets=buckets, registry=self.registry)
+
+    def page(self) -> bytes:
+        """The text that Prometheus reads."""
+        text: bytes = generate_latest(self.registry)
+        return text

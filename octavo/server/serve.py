@@ -1,0 +1,108 @@
+"""Run the application under uvicorn: bind, say so, drain on a signal, leave.
+
+First SIGTERM or SIGINT: readiness goes off, new work is refused, what is in the house gets
+`drain` seconds. A second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+import uvicorn
+
+from octavo.config import ServerConfig
+from octavo.errors import EngineError, InvalidRequest
+from octavo.server.app import App
+
+log = logging.getLogger("octavo")
+
+# The engine's thread needs the interpreter for a moment between steps: it must not wait 5 ms.
+SWITCH_INTERVAL = 0.0005
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A listening socket. Raises `InvalidRequest` if the address cannot be had."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((config.host, config.port))
+    except OSError as error:
+        bound.close()
+        raise InvalidRequest(
+            f"cannot bind {config.host}:{config.port}: {error.strerror}; try --port 0", "port"
+        ) from None
+    bound.set_inheritable(True)
+    return bound
+
+
+class Shutdown:
+    """The wish to end: asked once it drains, asked twice it does not wait."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def ask(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+    def on_signals(self) -> Shutdown:
+        """Ask at SIGTERM and SIGINT. Only in the main thread."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.ask)
+        return self
+
+
+async def serve(
+    app: App, bound: socket.socket, shutdown: Shutdown, ready: Callable[[], None]
+) -> None:
+    """Serve until `shutdown` is asked for. `ready` is called once connections are taken."""
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        timeout_keep_alive=75,
+        backlog=2048,
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    app.start()
+    await server.startup(sockets=[bound])
+    try:
+        ready()
+        running = asyncio.create_task(server.main_loop())
+        await shutdown.first.wait()
+        await _drain(app, shutdown)
+        server.should_exit = True
+        await running
+    finally:
+        await server.shutdown(sockets=[bound])
+        await app.stop()
+
+
+async def _drain(app: App, shutdown: Shutdown) -> None:
+    """Wait for what is in the house; end it after `drain` seconds or when asked twice."""
+    app.draining = True
+    deadline = app.driver.clock() + app.config.drain
+    while app.occupancy.live and app.driver.clock() < deadline and not shutdown.second.is_set():
+        await asyncio.sleep(0.02)
+    if app.occupancy.live:
+        log.warning("ending %d requests", app.occupancy.live)
+        app.driver.abort_all(EngineError("the server is shutting down"))
+    for _ in range(50):
+        if not app.occupancy.live:
+            break
+        await asyncio.sleep(0.02)

@@ -1,0 +1,128 @@
+"""Where tokens become text: stop strings, held back only while they may still come true.
+
+The same class reads the tokens twice: inside commit, as the `Watcher` that makes the engine stop,
+and at the sending side, to make the text. It is deterministic and blind to how tokens are grouped,
+so both agree, and a stream's pieces join to what a plain answer would have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from octavo.core.request import FinishReason
+
+
+class TokenStream(Protocol):
+    """Incremental decoding of one sequence; keeps incomplete UTF-8 back."""
+
+    def push(self, ids: Sequence[int], /) -> str: ...
+    def finish(self) -> str: ...
+
+
+class Tokenizer(Protocol):
+    """What this package needs of a tokenizer."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+    @property
+    def vocab_size(self) -> int: ...
+    def encode(self, text: str, *, bos: bool | None = None) -> list[int]: ...
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str: ...
+    def stream(self, skip_special: bool = True, *, continuation: bool = False) -> TokenStream: ...
+    def token_bytes(self, token: int, /) -> bytes: ...
+
+
+class StopScan:
+    """Finds the first of some strings in text that arrives in pieces.
+
+    What it holds back is the longest suffix that may yet begin a stop string, never more.
+    """
+
+    __slots__ = ("_held", "_stops")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+
+    def push(self, piece: str) -> tuple[str, bool]:
+        """(text that can be shown, whether a stop string has come). The stop is never shown."""
+        text = self._held + piece
+        at = min((i for i in (text.find(stop) for stop in self._stops) if i >= 0), default=-1)
+        if at >= 0:
+            self._held = ""
+            return text[:at], True
+        keep = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def finish(self) -> str:
+        """What was held back: no stop string can come true any more."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if stop.startswith(text[-size:]):
+            return size
+    return 0
+
+
+class OutputText:
+    """The text of one choice. `stopped` turns true when a stop string has come.
+
+    A stop string counts only if it lies wholly in what follows the first min_tokens tokens.
+    """
+
+    __slots__ = ("_exempt", "_scan", "_stream", "stopped")
+
+    def __init__(self, stream: TokenStream, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
+        self._stream = stream
+        self._scan = StopScan(stops) if stops else None
+        self._exempt = min_tokens if stops else 0
+        self.stopped = False
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Take tokens; return the text that can be shown now."""
+        if self._scan is None:
+            return self._stream.push(tokens)
+        if self.stopped:
+            return ""
+        shown = ""
+        if self._exempt:
+            first, tokens = tokens[: self._exempt], tokens[self._exempt :]
+            self._exempt -= len(first)
+            shown = self._stream.push(first)
+        if tokens:
+            piece, self.stopped = self._scan.push(self._stream.push(tokens))
+            shown += piece
+        return shown
+
+    def finish(self) -> str:
+        """The rest, when no more tokens come."""
+        if self.stopped:
+            return ""
+        held = self._scan.finish() if self._scan is not None else ""
+        return held + self._stream.finish()
+
+
+class StopWatcher:
+    """Ends a sequence at the token that completes a stop string."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], min_tokens: int) -> None:
+        self._text = OutputText(tokenizer.stream(continuation=True), stops, min_tokens)
+
+    def advance(self, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+        """(tokens kept, STOP if a stop string is complete)."""
+        for index, token in enumerate(tokens):
+            self._text.push((token,))
+            if self._text.stopped:
+                return index + 1, FinishReason.STOP
+        return len(tokens), None
+
+    def mask(self, position: int) -> bytes | None:
+        return None

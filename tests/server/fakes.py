@@ -1,0 +1,226 @@
+"""A model without arithmetic: the next token is a hash of all before it, kept in KV slots.
+
+The executor stores a running hash of the prefix in each slot and reads it back through the block
+table, so a wrong table, a stale block or a cache mix-up changes the text. `expected` is the same
+model as a plain loop: the oracle.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import time
+from collections.abc import Iterable, Sequence
+
+from octavo.core.batch import Batch, Row, RowResult, SampleSpec, StepResult
+from octavo.core.executor import Capacity
+from octavo.core.request import SamplingParams, TokenLogprob
+
+BOS, EOS, ROLE, END, BOOM = 256, 257, 258, 259, 260
+WORDS = (b" the", b" cat", b" sat", b"ing", b"\n", "é".encode(), "🙂".encode(), b"STOP")
+VOCAB = 261 + len(WORDS)
+SPECIAL = {BOS: b"<s>", EOS: b"</s>", ROLE: b"<|", END: b"|>", BOOM: b"<boom>"}
+
+
+class FakeStream:
+    def __init__(self, tokenizer: FakeTokenizer, skip_special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        return self._decoder.decode(self._tokenizer.joined(ids, self._skip))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+class FakeTokenizer:
+    """Bytes are tokens; a few words too. Encoding uses bytes alone. Decoding BOOM raises."""
+
+    eos_ids = frozenset({EOS})
+    vocab_size = VOCAB
+    bos_id = BOS
+
+    def encode(self, text: str, *, bos: bool | None = None) -> list[int]:
+        return ([BOS] if bos is not False else []) + list(text.encode())
+
+    def token_bytes(self, token: int) -> bytes:
+        if token < 256:
+            return bytes([token])
+        return SPECIAL[token] if token in SPECIAL else WORDS[token - 261]
+
+    def joined(self, ids: Iterable[int], skip_special: bool) -> bytes:
+        ids = list(ids)
+        if BOOM in ids:
+            raise RuntimeError("this token cannot be decoded")
+        return b"".join(
+            b"" if skip_special and token in SPECIAL else self.token_bytes(token) for token in ids
+        )
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return self.joined(ids, skip_special).decode("utf-8", "replace")
+
+    def stream(self, skip_special: bool = True, *, continuation: bool = False) -> FakeStream:
+        return FakeStream(self, skip_special)
+
+
+def fake_template(messages: list[dict[str, str]]) -> list[int]:
+    """<s><|role|>content ... <|assistant|>. A message that says "raise" makes it fail."""
+    ids = [BOS]
+    for message in messages:
+        if message["content"] == "raise":
+            raise RuntimeError("the template failed")
+        ids += [ROLE, *message["role"].encode(), END, *message["content"].encode()]
+    return [*ids, ROLE, *b"assistant", END]
+
+
+def _hash(state: int, token: int) -> int:
+    data = state.to_bytes(8, "little") + token.to_bytes(4, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+# Bytes that begin a character, and what must follow, so that UTF-8 is often split over tokens.
+_FOLLOW = {0xC3: 0xA9, 0xF0: 0x9F, 0x9F: 0x99, 0x99: 0x82}
+_LETTERS = b"abcdefghijklmnopqrstuvwxyz  "
+
+
+def choose(state: int, last: int, spec: SampleSpec) -> int:
+    """The next token: a function of the prefix, and of seed and choice if not greedy."""
+    params = spec.params
+    if last in _FOLLOW:
+        return _FOLLOW[last]
+    value = state
+    if params.temperature > 0:
+        value = _hash(_hash(state, spec.seed & 0x7FFFFFFF), spec.choice)
+    for _ in range(1000):
+        token = _pick(value)
+        allowed = params.allowed_token_ids
+        if allowed is not None:
+            token = allowed[value % len(allowed)]
+        biased = [i for i, bias in params.logit_bias if bias >= 100]
+        token = biased[0] if biased else token
+        if token not in spec.suppress and token not in params.banned_token_ids:
+            return token
+        value = _hash(value, 1)
+    raise ValueError("no token is allowed")
+
+
+def _pick(value: int) -> int:
+    kind, which = value % 64, value // 64
+    if kind < 2:
+        return EOS
+    if kind < 6:
+        return (0xC3, 0xF0)[which % 2]
+    if kind < 20:
+        return 261 + which % len(WORDS)
+    return _LETTERS[which % len(_LETTERS)]
+
+
+def logprob(state: int, token: int, top: int) -> TokenLogprob:
+    pairs = tuple((100 + i, -1.0 - i - state % 7 / 8) for i in range(top))
+    return TokenLogprob(token, -0.5 - (state ^ token) % 16 / 8, pairs)
+
+
+class FakeExecutor:
+    """Runs the fake model. `seconds` is how long a step takes; `fail` makes the next one fail."""
+
+    def __init__(self, *, blocks: int = 512, seconds: float = 0.0, context: int = 2048) -> None:
+        self.capacity = Capacity(
+            num_blocks=blocks,
+            block_size=16,
+            max_tokens=256,
+            max_rows=64,
+            max_outputs=256,
+            max_context=context,
+        )
+        self.seconds = seconds
+        self.fail: Exception | None = None
+        self.steps = 0
+        self._slots: dict[int, int] = {}
+        self._batch: Batch | None = None
+
+    def submit(self, batch: Batch) -> None:
+        assert self._batch is None
+        self._batch = batch
+
+    def ready_at(self) -> float | None:
+        return None
+
+    def collect(self) -> StepResult:
+        batch, self._batch = self._batch, None
+        assert batch is not None
+        if self.fail is not None:
+            raise self.fail
+        if self.seconds:
+            time.sleep(self.seconds)
+        self.steps += 1
+        return StepResult(batch.step, {row.seq_id: self._row(row) for row in batch.rows})
+
+    def _slot(self, row: Row, at: int) -> int:
+        size = self.capacity.block_size
+        return row.block_table[at // size] * size + at % size
+
+    def _row(self, row: Row) -> RowResult:
+        state = self._slots[self._slot(row, row.start - 1)] if row.start else 0
+        states = []
+        for offset, token in enumerate(row.tokens):
+            state = _hash(state, token)
+            states.append(state)
+            self._slots[self._slot(row, row.start + offset)] = state
+        tokens: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        scores: list[TokenLogprob] = []
+        for want in row.outputs:
+            state = states[want.position]
+            if want.target is not None:
+                scores.append(logprob(state, want.target, want.top))
+            if want.sample is not None:
+                try:
+                    token = choose(state, row.tokens[want.position], want.sample)
+                except ValueError as error:
+                    return RowResult(error=str(error))
+                tokens.append(token)
+                if want.sample.params.logprobs is not None:
+                    logprobs.append(logprob(state, token, want.sample.params.logprobs))
+        return RowResult(tuple(tokens), tuple(logprobs), tuple(scores))
+
+
+def expected(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    seed: int = 0,
+    choice: int = 0,
+    context: int = 2048,
+) -> list[int]:
+    """The tokens that the fake model writes, the one that stops included; stop strings aside."""
+    state = 0
+    for token in prompt:
+        state = _hash(state, token)
+    out: list[int] = []
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
+    last = prompt[-1]
+    most = params.max_tokens or context - len(prompt)
+    while len(out) < most:
+        suppress = tuple(stops) if len(out) < params.min_tokens else ()
+        spec = SampleSpec(params, seed, choice, len(prompt) + len(out), suppress=suppress)
+        last = choose(state, last, spec)
+        out.append(last)
+        if last in stops:
+            break
+        state = _hash(state, last)
+    return out
+
+
+def expected_text(tokens: Sequence[int], stops: Sequence[str] = ()) -> tuple[str, str, int]:
+    """(text, finish reason, tokens used) that a client must see of `tokens`."""
+    tokenizer = FakeTokenizer()
+    for count in range(1, len(tokens) + 1):
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(tokenizer.joined(tokens[:count], True))
+        at = min((text.find(stop) for stop in stops if stop in text), default=-1)
+        if at >= 0:
+            return text[:at], "stop", count
+    finish = "stop" if tokens and tokens[-1] == EOS else "length"
+    return tokenizer.decode(tokens), finish, len(tokens)

@@ -1,0 +1,119 @@
+"""A whole server on the fake executor: in process, or on a real socket in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx
+
+from octavo.config import ServerConfig
+from octavo.core.engine import Engine
+from octavo.core.scheduler import Scheduler
+from octavo.door import Door
+from octavo.server.app import App, Served
+from octavo.server.driver import Driver
+from octavo.server.metrics import Metrics
+from octavo.server.serve import Shutdown, bind, serve
+from tests.server.fakes import VOCAB, FakeExecutor, FakeTokenizer, fake_template
+
+
+class House:
+    """The parts of one server, to look into."""
+
+    def __init__(
+        self,
+        executor: FakeExecutor | None = None,
+        *,
+        tokenizer: FakeTokenizer | None = None,
+        template: Any = fake_template,
+        **config: Any,
+    ) -> None:
+        self.executor = executor or FakeExecutor()
+        self.tokenizer = tokenizer or FakeTokenizer()
+        self.scheduler = Scheduler(self.executor.capacity)
+        self.engine = Engine(self.executor, self.scheduler)
+        self.driver = Driver(self.engine)
+        door = Door(self.tokenizer, self.executor.capacity, VOCAB, "fake-weights")
+        served = Served("fake", self.tokenizer, template, door, "fp_fake", "0.0", 1)
+        self.app = App(served, self.driver, ServerConfig(**config), Metrics(self.engine.snapshot))
+        self.shutdown: Callable[[], None] = lambda: None
+        self.url = ""
+
+    def held_blocks(self) -> float:
+        return self.engine.snapshot()["blocks_held"]
+
+    def idle(self, seconds: float = 2.0) -> bool:
+        """Wait until no sequence and no block is in use."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            snapshot = self.engine.snapshot()
+            if not any(snapshot[k] for k in ("running", "waiting", "blocks_held")):
+                return True
+            time.sleep(0.005)
+        return False
+
+
+@contextlib.asynccontextmanager
+async def inside(house: House, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
+    """A client wired straight to the application."""
+    house.app.start()
+    transport = httpx.ASGITransport(house.app)
+    try:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://octavo", headers=headers
+        ) as client:
+            yield client
+    finally:
+        await house.app.stop()
+
+
+@contextlib.contextmanager
+def outside(house: House) -> Iterator[House]:
+    """The server on a socket; `house.url` and `house.shutdown` are set."""
+    bound = bind(house.app.config)
+    house.url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+    up = threading.Event()
+
+    async def main() -> None:
+        shutdown, loop = Shutdown(), asyncio.get_running_loop()
+        house.shutdown = lambda: loop.call_soon_threadsafe(shutdown.ask)
+        await serve(house.app, bound, shutdown, up.set)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    assert up.wait(10)
+    try:
+        yield house
+    finally:
+        for _ in range(2):
+            with contextlib.suppress(RuntimeError):
+                house.shutdown()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def events(text: str) -> list[Any]:
+    """The data of an SSE body; comments are dropped and "[DONE]" stays a string."""
+    out = []
+    for block in text.split("\n\n"):
+        if block.startswith("data: "):
+            data = block.removeprefix("data: ")
+            out.append(data if data == "[DONE]" else json.loads(data))
+    return out
+
+
+def chat(text: str = "hello", **fields: Any) -> dict[str, Any]:
+    """A greedy chat body."""
+    messages = [{"role": "user", "content": text}]
+    return {"model": "fake", "messages": messages, "temperature": 0, "max_tokens": 40} | fields
+
+
+def completion(prompt: Any = "hello", **fields: Any) -> dict[str, Any]:
+    """A greedy completions body."""
+    return {"model": "fake", "prompt": prompt, "temperature": 0, "max_tokens": 40} | fields

@@ -1,0 +1,411 @@
+"""What is refused, how it is said, and that it concerns nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from octavo.core.request import FinishReason
+from octavo.errors import EngineError, InvalidRequest
+from octavo.server.auth import Keys
+from tests.server.fakes import BOOM, FakeExecutor
+from tests.server.house import House, chat, completion, events, inside
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def ask(path: str, body: Any, house: House | None = None, **headers: str) -> httpx.Response:
+    async def main() -> httpx.Response:
+        async with inside(house or House()) as client:
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            return await client.post(path, content=data, headers=headers)
+
+    return asyncio.run(main())
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["code"] is None or isinstance(body["error"]["code"], str)
+    return body["error"]
+
+
+BAD_CHAT: list[tuple[dict[str, Any], str]] = [
+    ({"foo": 1}, "foo"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "x", "foo": 1}]}, "messages[0].foo"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+        "messages[0].tool_calls",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+        "messages[0].content[0].type",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -1}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"typical_p": 0}, "typical_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"n": 0}, "n"),
+    ({"n": 9}, "n"),
+    ({"seed": 2**70}, "seed"),
+    ({"seed": "x"}, "seed"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": 3}, "logprobs"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"100000": 1}}, "logit_bias"),
+    ({"stop_token_ids": [99999]}, "stop_token_ids"),
+    ({"banned_token_ids": [-1]}, "banned_token_ids"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [1], "banned_token_ids": [1]}, "banned_token_ids"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"foo": 1}}, "stream_options.foo"),
+    ({"stream": "yes"}, "stream"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"functions": [{}]}, "functions"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"reasoning_effort": "low"}, "reasoning_effort"),
+    ({"store": True}, "store"),
+    ({"metadata": {"a": "b"}}, "metadata"),
+    ({"priority": 1}, "priority"),
+    ({"user": 5}, "user"),
+    ({"best_of": 2}, "best_of"),
+]
+
+BAD_COMPLETION: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": [["a"]]}, "prompt"),
+    ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({"prompt": [999999]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [2**40]}, "prompt"),
+    ({"prompt": [2**80]}, "prompt"),
+    ({"prompt": ["x"] * 65}, "prompt"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"suffix": "x"}, "suffix"),
+    ({"best_of": 3}, "best_of"),
+    ({"max_completion_tokens": 3}, "max_completion_tokens"),
+    ({"messages": []}, "messages"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_CHAT)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_chat_field_is_named(fields: dict[str, Any], param: str, stream: bool) -> None:
+    body = chat(stream=stream) if param != "stream_options" else chat()
+    answer = ask(CHAT, body | fields)
+    assert answer.status_code == 400, answer.text
+    error = error_of(answer)
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_COMPLETION)
+def test_bad_completion_field_is_named(fields: dict[str, Any], param: str) -> None:
+    answer = ask(COMPLETIONS, completion() | fields)
+    assert answer.status_code == 400, answer.text
+    got = error_of(answer)["param"]
+    assert got is not None
+    assert got.split("[")[0] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"3",
+        b"\xff",
+        b'{"model": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"model":"fake","messages":[{"role":"user","content":"\\ud800"}]}',
+        b'{"model":"fake","temperature":1e999,"messages":[{"role":"user","content":"x"}]}',
+        b'{"model":"fake","temperature":NaN,"messages":[{"role":"user","content":"x"}]}',
+    ],
+)
+def test_what_is_no_request_is_400(body: bytes) -> None:
+    assert ask(CHAT, body).status_code == 400
+    assert ask(COMPLETIONS, body).status_code == 400
+
+
+def test_missing_fields_are_named() -> None:
+    assert error_of(ask(CHAT, {"model": "fake"}))["param"] == "messages"
+    assert error_of(ask(COMPLETIONS, {"model": "fake"}))["param"] == "prompt"
+    assert error_of(ask(CHAT, {"messages": []}))["param"] == "model"
+
+
+def test_harmless_values_of_refused_fields_pass() -> None:
+    fields = {
+        "store": False,
+        "response_format": {"type": "text"},
+        "tools": None,
+        "user": "me",
+        "service_tier": "auto",
+        "parallel_tool_calls": True,
+        "n": None,
+        "stop": None,
+        "messages": [
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}], "name": "ann"},
+            {"role": "assistant", "content": None, "refusal": None, "tool_calls": None},
+            {"role": "user", "content": "b"},
+        ],
+    }
+    assert ask(CHAT, chat() | fields).status_code == 200
+
+
+def test_unknown_model_is_404() -> None:
+    for path, body in ((CHAT, chat(model="gpt-9")), (COMPLETIONS, completion(model="gpt-9"))):
+        answer = ask(path, body)
+        assert answer.status_code == 404
+        assert error_of(answer)["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, chat("x" * 3000), "messages"),
+        (CHAT, chat(max_tokens=3000), "max_tokens"),
+        (
+            CHAT,
+            chat() | {"max_tokens": None, "max_completion_tokens": 3000},
+            "max_completion_tokens",
+        ),
+        (COMPLETIONS, completion("x" * 3000), "prompt"),
+        (COMPLETIONS, completion(["x", "x" * 3000]), "prompt"),
+    ],
+)
+def test_overflow_is_400_before_any_byte(
+    stream: bool, path: str, body: dict[str, Any], param: str
+) -> None:
+    answer = ask(path, body | {"stream": stream})
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/json"
+    error = error_of(answer)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert "2048" in error["message"]
+
+
+def test_a_model_without_a_template_says_so() -> None:
+    answer = ask(CHAT, chat(), House(template=None))
+    assert answer.status_code == 400
+    assert "chat template" in error_of(answer)["message"]
+
+
+def test_a_body_beyond_the_cap_is_413() -> None:
+    house = House(max_body=1000)
+    assert ask(CHAT, chat("x" * 2000), house).status_code == 413
+
+
+def test_request_id_comes_back_and_is_not_ours_to_use() -> None:
+    answer = ask(CHAT, chat(), **{"x-request-id": "mine-1"})
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert "mine-1" not in answer.text
+    assert ask(CHAT, chat(foo=1), **{"x-request-id": "mine-2"}).headers["x-request-id"] == "mine-2"
+    odd = ask(CHAT, chat(), **{"x-request-id": "x" * 200}).headers["x-request-id"]
+    assert odd != "x" * 200
+
+
+def test_small_endpoints() -> None:
+    async def main() -> None:
+        async with inside(House()) as client:
+            assert (await client.get("/v1/models")).json()["data"][0]["id"] == "fake"
+            assert (await client.get("/v1/models/fake")).json()["object"] == "model"
+            assert (await client.get("/v1/models/a/b")).status_code == 404
+            assert (await client.get("/health")).status_code == 200
+            assert (await client.get("/ready")).status_code == 200
+            assert (await client.get("/version")).json() == {"version": "0.0"}
+            assert (await client.get("/nothing")).status_code == 404
+            assert (await client.get(CHAT)).status_code == 405
+            await client.post(CHAT, json=chat())
+            await client.post(CHAT, json=chat(stream=True))
+            page = (await client.get("/metrics")).text
+            assert 'octavo_http_requests_total{path="/v1/chat/completions",status="200"} 2' in page
+            assert "octavo_time_to_first_token_seconds_count 2" in page
+            assert "octavo_request_duration_seconds_count 2" in page
+            assert "octavo_kv_blocks 512" in page
+            assert "octavo_generation_tokens_total" in page
+
+    asyncio.run(main())
+
+
+# ---- keys ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> str:
+    path = tmp_path / "keys"
+    path.write_text("# ours\nann aaaaaaaaaaaaaaaa1\n\nbbbbbbbbbbbbbbbb2  # the other\n")
+    return str(path)
+
+
+def test_keys_are_asked_for_everywhere_but_at_the_probes(key_file: str) -> None:
+    async def main() -> None:
+        async with inside(House(api_key_file=key_file)) as client:
+            for path in ("/v1/models", "/v1/models/x", "/metrics", "/version", "/nothing"):
+                for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": "x"}):
+                    answer = await client.get(path, headers=given)
+                    assert answer.status_code == 401
+                    assert error_of(answer)["code"] == "invalid_api_key"
+            assert (await client.post(CHAT, json=chat())).status_code == 401
+            for path in ("/health", "/ready"):
+                assert (await client.get(path)).status_code == 200
+            for key in ("aaaaaaaaaaaaaaaa1", "bbbbbbbbbbbbbbbb2"):
+                given = {"authorization": f"Bearer {key}"}
+                assert (await client.get("/v1/models", headers=given)).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_each_key_has_its_own_prefix_cache(key_file: str) -> None:
+    async def main() -> list[int]:
+        seen = []
+        async with inside(House(api_key_file=key_file)) as client:
+            for key in ("aaaaaaaaaaaaaaaa1", "aaaaaaaaaaaaaaaa1", "bbbbbbbbbbbbbbbb2"):
+                given = {"authorization": f"Bearer {key}"}
+                answer = await client.post(CHAT, json=chat("x" * 100), headers=given)
+                seen.append(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+        return seen
+
+    first, again, other = asyncio.run(main())
+    assert first == other == 0
+    assert again > 0
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "short\n", "a b cccccccccccccccccccc\n"])
+def test_a_bad_key_file_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(text)
+    with pytest.raises(InvalidRequest):
+        Keys.read(str(path))
+    with pytest.raises(InvalidRequest):
+        Keys.read(str(tmp_path / "missing"))
+
+
+# ---- blast radius --------------------------------------------------------------------------------
+
+
+class BadWatcher:
+    """Raises at its third token."""
+
+    def __init__(self, *_: Any) -> None:
+        self.count = 0
+
+    def advance(self, tokens: Any) -> tuple[int, FinishReason | None]:
+        self.count += len(tokens)
+        if self.count >= 3:
+            raise RuntimeError("the watcher failed")
+        return len(tokens), None
+
+    def mask(self, position: int) -> bytes | None:
+        return None
+
+
+def neighbours_are_unmoved(bad: dict[str, Any], path: str, status: int) -> None:
+    """Eight requests beside `bad` get what they get without it; the server goes on."""
+    texts = [f"neighbour {i}" for i in range(8)]
+
+    async def run(with_bad: bool) -> list[str]:
+        house = House(FakeExecutor(seconds=0.001))
+        async with inside(house) as client:
+            jobs = [client.post(CHAT, json=chat(text)) for text in texts]
+            if with_bad:
+                jobs += [
+                    client.post(path, json=bad),
+                    client.post(path, json=bad | {"stream": True}),
+                ]
+            answers = await asyncio.gather(*jobs)
+            for answer in answers[8:9]:
+                assert answer.status_code == status, answer.text
+                error_of(answer)
+            for answer in answers[9:]:
+                if answer.status_code == 200:
+                    last = events(answer.text)[-1]
+                    assert "error" in last
+                    assert "[DONE]" not in answer.text
+            assert (await client.get("/health")).status_code == 200
+        assert house.idle()
+        house.scheduler.check()
+        return [a.json()["choices"][0]["message"]["content"] for a in answers[:8]]
+
+    assert asyncio.run(run(True)) == asyncio.run(run(False))
+
+
+def test_a_watcher_that_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.door.StopWatcher", BadWatcher)
+    neighbours_are_unmoved(chat("bad", stop="x", ignore_eos=True), CHAT, 500)
+
+
+def test_a_tokenizer_that_raises_fails_alone() -> None:
+    bad = completion("bad", logit_bias={str(BOOM): 100})
+    neighbours_are_unmoved(bad, COMPLETIONS, 500)
+
+
+def test_a_template_that_raises_fails_alone() -> None:
+    neighbours_are_unmoved(chat("raise"), CHAT, 500)
+
+
+def test_a_row_that_fails_in_the_executor_fails_alone() -> None:
+    bad = chat("bad", allowed_token_ids=[5], min_tokens=5, stop_token_ids=[5])
+    neighbours_are_unmoved(bad, CHAT, 500)
+
+
+def test_a_lost_engine_tells_everybody_and_health_says_no() -> None:
+    async def main() -> None:
+        house = House(FakeExecutor(seconds=0.005))
+        async with inside(house) as client:
+            long = {"max_tokens": 1500, "ignore_eos": True}
+            plain = asyncio.create_task(client.post(CHAT, json=chat("a", **long)))
+            stream = asyncio.create_task(client.post(CHAT, json=chat("b", stream=True, **long)))
+            await asyncio.sleep(0.1)
+            house.executor.fail = EngineError("the device is gone")
+            answer = await plain
+            assert answer.status_code == 500
+            assert "the device is gone" in error_of(answer)["message"]
+            assert "the device is gone" in events((await stream).text)[-1]["error"]["message"]
+            assert (await client.get("/health")).status_code == 503
+            assert (await client.get("/ready")).status_code == 503
+            assert (await client.post(CHAT, json=chat())).status_code == 500
+
+    asyncio.run(main())
