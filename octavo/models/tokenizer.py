@@ -1,0 +1,202 @@
+"""Text to token ids and back.
+
+User text never becomes control tokens: `encode` reads "<|im_end|>" as ten characters; only
+`encode_with_control`, for text a template wrote, knows better. Decoding is over bytes: a token is
+its bytes, text is those bytes as UTF-8, and what cannot be UTF-8 becomes U+FFFD. A stream holds an
+unfinished character back, so its pieces joined always equal `decode` of all ids.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from octavo.errors import InvalidRequest, ModelError
+from octavo.models.vocab import Control, Vocab, from_gguf
+
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Source(Protocol):
+    """What a checkpoint holds for us: exactly one of GGUF metadata and a Hugging Face directory."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any] | None: ...
+    @property
+    def directory(self) -> Path | None: ...
+
+
+class ControlStrings:
+    """Finds control strings in text: the leftmost first, the longest there."""
+
+    def __init__(self, controls: Mapping[str, Control]) -> None:
+        self.controls = controls
+        self.lengths = tuple(sorted({len(text) for text in controls}, reverse=True))
+        self.heads = frozenset(text[0] for text in controls)
+        self._head = re.compile("[" + re.escape("".join(sorted(self.heads))) + "]")
+
+    def starts(self, text: str) -> Iterable[int]:
+        """Where a control string could begin."""
+        if not self.heads:
+            return ()
+        return (match.start() for match in self._head.finditer(text))
+
+    def split(self, text: str) -> list[tuple[str, Control | None]]:
+        """Text as (plain text, the control that follows it) pairs; the last has None."""
+        parts: list[tuple[str, Control | None]] = []
+        at, strip = 0, False
+        for start in self.starts(text):
+            if start < at:
+                continue
+            for length in self.lengths:
+                control = self.controls.get(text[start : start + length])
+                if control is not None:
+                    plain = text[at:start].lstrip() if strip else text[at:start]
+                    parts.append((plain.rstrip() if control.lstrip else plain, control))
+                    at, strip = start + length, control.rstrip
+                    break
+        parts.append((text[at:].lstrip() if strip else text[at:], None))
+        return parts
+
+
+class _Pieces(dict[int, bytes]):
+    """Token id -> bytes, filled as tokens are met. Ids that are no tokens are b"" and not kept."""
+
+    def __init__(self, vocab: Vocab, hidden: frozenset[int]) -> None:
+        super().__init__()
+        self._vocab = vocab
+        self._hidden = hidden
+
+    def __missing__(self, id: int) -> bytes:
+        if not 0 <= id < self._vocab.size:
+            return b""
+        piece = b"" if id in self._hidden else self._vocab.piece(id)
+        self[id] = piece
+        return piece
+
+
+class TokenStream:
+    """Turns ids into text as they come. `"".join(pushes) + finish() == decode(all ids)`."""
+
+    __slots__ = ("_decode", "_leading", "_piece")
+
+    def __init__(self, pieces: _Pieces, *, leading_space: bool) -> None:
+        self._piece = pieces.__getitem__
+        self._decode = _utf8_decoder("replace").decode
+        self._leading = leading_space
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text these ids complete; "" when they end inside a character."""
+        text = self._decode(b"".join(map(self._piece, ids)))
+        if self._leading and text:
+            self._leading = False
+            return text[1:] if text[0] == " " else text
+        return text
+
+    def finish(self) -> str:
+        """What was held back: U+FFFD for a character that never ended."""
+        return self._decode(b"", True)
+
+
+class Tokenizer:
+    """A model's tokenizer. Safe to share between threads."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._all = _Pieces(vocab, frozenset())
+        self._shown = _Pieces(vocab, vocab.special_ids)
+        self.controls = ControlStrings(vocab.controls)
+        self.vocab_size = vocab.size
+        self.special_ids = vocab.special_ids
+        self.bos_id = vocab.bos_id
+        self.eos_ids = vocab.eos_ids
+        self.add_bos = vocab.add_bos
+        self.named = vocab.named
+        self.chat_templates = vocab.templates
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template named "default"."""
+        return self.chat_templates.get("default")
+
+    def encode(self, text: str, *, bos: bool | None = None) -> list[int]:
+        """Ids of user text: control strings in it are plain text.
+
+        bos: begin with BOS; None does as the model asks. Raises InvalidRequest (lone surrogate).
+        """
+        start = self._bos(self.add_bos if bos is None else bos)
+        return start + self.encode_plain(text, first=True)
+
+    def encode_with_control(self, text: str, *, bos: bool = False) -> list[int]:
+        """Ids of text that a template wrote: control strings are control tokens."""
+        return self._bos(bos) + self.encode_parts(self.controls.split(text))
+
+    def encode_parts(self, parts: Iterable[tuple[str, Control | None]]) -> list[int]:
+        """Ids of what `ControlStrings.split` found."""
+        ids: list[int] = []
+        first = True
+        for plain, control in parts:
+            if plain:
+                ids += self.encode_plain(plain, first=first)
+            if control is not None:
+                ids.append(control.id)
+            first = False
+        return ids
+
+    def encode_plain(self, text: str, *, first: bool) -> list[int]:
+        """Ids of plain text, never a control token. first: the text begins the input."""
+        encoder = self._vocab.encoder if first else self._vocab.inner
+        try:
+            encoding = encoder.encode(text, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):  # tokenizers says "must be str"
+            raise InvalidRequest("text contains a lone surrogate, which is no character") from None
+        ids: list[int] = encoding.ids
+        if self.special_ids.isdisjoint(ids):
+            return ids
+        return self._without_control(text, encoding, first=first)
+
+    def _without_control(self, text: str, encoding: Any, *, first: bool) -> list[int]:
+        """A vocabulary can spell a control token by merges: cut the text inside that token."""
+        index = next(i for i, id in enumerate(encoding.ids) if id in self.special_ids)
+        start, end = encoding.offsets[index]
+        if end - start < 2:
+            raise InvalidRequest(f"the text {text[start:end]!r} is a control token of this model")
+        cut = (start + end) // 2
+        head = self.encode_plain(text[:cut], first=first)
+        return head + self.encode_plain(text[cut:], first=False)
+
+    def _bos(self, wanted: bool) -> list[int]:
+        return [self.bos_id] if wanted and self.bos_id is not None else []
+
+    def decode(
+        self, ids: Iterable[int], skip_special: bool = True, *, continuation: bool = False
+    ) -> str:
+        """Text of ids. continuation: it continues earlier text, so a leading space is kept."""
+        pieces = self._shown if skip_special else self._all
+        text = b"".join(map(pieces.__getitem__, ids)).decode("utf-8", "replace")
+        if self._vocab.leading_space and not continuation and text[:1] == " ":
+            return text[1:]
+        return text
+
+    def stream(self, skip_special: bool = True, *, continuation: bool = False) -> TokenStream:
+        """Decoding that runs with generation; the arguments mean what they mean for `decode`."""
+        leading = self._vocab.leading_space and not continuation
+        return TokenStream(self._shown if skip_special else self._all, leading_space=leading)
+
+    def token_bytes(self, id: int) -> bytes:
+        """A token's bytes, its text if it is a control token; b"" for an id that is no token."""
+        return self._all[id]
+
+    def token_text(self, id: int) -> str:
+        """A token as text on its own: bytes that are no whole characters become U+FFFD."""
+        return self._all[id].decode("utf-8", "replace")
+
+
+def load_tokenizer(checkpoint: Source) -> Tokenizer:
+    """The tokenizer of a checkpoint. Raises BadFile, UnsupportedModel, ModelError."""
+    if checkpoint.metadata is not None:
+        return Tokenizer(from_gguf(checkpoint.metadata))
+    raise ModelError("this checkpoint has neither GGUF metadata nor a directory")
