@@ -12,6 +12,7 @@ import difflib
 import fcntl
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shlex
@@ -32,6 +33,7 @@ from octavo.models.registry import MODELS, NamedModel
 # Called with (bytes done, bytes in all; 0 if unknown), from one thread at a time.
 Progress = Callable[[int, int], None]
 
+log = logging.getLogger(__name__)
 CHUNK = 1 << 20
 POLL_SECONDS = 0.1
 CONNECT_SECONDS = 5.0
@@ -320,17 +322,27 @@ def _install(model: NamedModel, sink: _Sink, origin: str) -> Path:
 def _pull_repo(repo: str, file: str | None, progress: Progress) -> Path:
     """A repository's files, or one .gguf of it, through huggingface_hub and its cache."""
     import huggingface_hub  # comes with tokenizers; slow to import, so only here
+    import huggingface_hub.constants
+    import huggingface_hub.errors
 
     try:
         return _fetch_repo(huggingface_hub, repo, file, progress)
-    except FetchError:
-        raise
-    except Exception as error:
-        # The library's HTTP client, and so its exceptions, changed with its versions.
+    except _network_errors() as error:
         found = _repo_in_cache(huggingface_hub, repo, file)
         if found is not None:
+            log.warning("%s: the hub was not reached (%s); using its cached copy", repo, error)
             return found
         raise FetchError(_repo_message(repo, error)) from error
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    """What huggingface_hub raises when a fetch fails: its HTTP client changed with its versions."""
+    # requests' errors, and the hub's own, are OSErrors; its validation errors are ValueErrors.
+    found: list[type[Exception]] = [OSError, ValueError]
+    for client in ("httpx", "httpx2"):
+        if client in sys.modules:
+            found.append(sys.modules[client].HTTPError)
+    return tuple(found)
 
 
 def _fetch_repo(hub: Any, repo: str, file: str | None, progress: Progress) -> Path:
@@ -345,13 +357,15 @@ def _fetch_repo(hub: Any, repo: str, file: str | None, progress: Progress) -> Pa
     folder = Path(hub.constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "blobs"
     already = _tree_bytes(folder)
     total = sum(sizes[name] for name in wanted)
+    hub.utils.disable_progress_bars()  # ours is the caller's
     with _watched(lambda: _tree_bytes(folder) - already, total, progress):
-        paths = [
-            Path(hub.hf_hub_download(repo, name, revision=info.sha, etag_timeout=CONNECT_SECONDS))
-            for name in wanted
-        ]
+        root = hub.snapshot_download(repo, allow_patterns=wanted, etag_timeout=CONNECT_SECONDS)
     progress(total, total)
-    return paths[0] if wanted[0].endswith(".gguf") else paths[0].parent
+    path = Path(root)
+    missing = [name for name in wanted if not (path / name).is_file()]
+    if missing:
+        raise FetchError(f"{repo}: {missing[0]} did not arrive")
+    return path / wanted[0] if wanted[0].endswith(".gguf") else path
 
 
 def _choose(repo: str, file: str | None, sizes: dict[str, int]) -> list[str]:
