@@ -4,9 +4,9 @@
 
 Runs the scheduler itself (no arithmetic: the executor answers at once) over the shipped sample of
 the Azure conversation trace and looks, after every step, at what each running sequence holds and
-what of it is computed. Contiguous reservation is reckoned for the same sequences in the same steps:
-the whole context each (the classic engine), or, kinder, exactly prompt + output each (which no engine can
-know). The pool of 1,456 blocks is 1 GiB of KV of SmolLM2-135M (23,040 bytes a token, bf16).
+what of it is computed. Contiguous reservation is reckoned for the same sequences in the same
+steps: the whole context each (the classic engine), or, kinder, exactly prompt + output each (which
+no engine can know). The pool of 1,456 blocks is 1 GiB of KV of SmolLM2-135M (23,040 bytes a token).
 """
 
 from __future__ import annotations
