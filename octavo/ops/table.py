@@ -488,7 +488,7 @@ def document() -> str:
     lines += [*inspect.cleandoc(__doc__ or "").splitlines()[2:], ""]
     for op in TABLE.values():
         absent = [name.rstrip("?") for name in op.weights if name.endswith("?")]
-        lines += [f"## {op.name}", "", op.doc, ""]
+        lines += [f"## {op.name}", "", f"`{_signature(op.name)}`", "", op.doc, ""]
         lines += [f"- inputs: {', '.join(op.inputs)}"]
         lines += [f"- weights: {', '.join(name.rstrip('?') for name in op.weights) or 'none'}"]
         lines += [f"- may be absent: {', '.join(absent)}"] if absent else []
@@ -496,6 +496,14 @@ def document() -> str:
         lines += [f"- output: may take the memory of {op.reuses}"] if op.reuses else []
         lines += [f"- cost: {op.cost}", ""]
     return "\n".join(lines)
+
+
+def _signature(name: str) -> str:
+    parameters = list(inspect.signature(getattr(Ops, name)).parameters.values())
+    kinds = [p.kind is p.KEYWORD_ONLY for p in parameters]
+    names = [p.name for p in parameters]
+    star = kinds.index(True)
+    return f"{name}({', '.join([*names[1:star], '*', *names[star:]])})"
 
 
 if __name__ == "__main__":

@@ -7,15 +7,22 @@ returns, for each sequence in order of its name, the float32 logits of all its p
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from octavo.core.batch import Batch, Row, Want
 from octavo.models.config import ModelConfig
 from octavo.models.weights import open_checkpoint
 from octavo.ops import reference as ref
+
+try:
+    from octavo.runtime import cpu as runtime_cpu
+except ImportError:  # the extension is not built
+    runtime_cpu = None
 
 Step = list[tuple[int, int, list[int]]]
 Run = Callable[[list[Step]], list[np.ndarray]]
@@ -59,7 +66,33 @@ def reference(folder: Path, cfg: ModelConfig | None = None, *, block_size: int =
     return run
 
 
+def cpu(folder: Path) -> Run:
+    """The CPU backend with float32 activations and cache."""
+    options = runtime_cpu.CpuOptions(threads=2, act="fp32", max_tokens=128, max_rows=8)
+    executor = runtime_cpu.CpuExecutor(open_checkpoint(folder), options)
+
+    def run(steps: list[Step]) -> list[np.ndarray]:
+        pieces: dict[int, list[np.ndarray]] = {}
+        for number, step in enumerate(steps):
+            rows = tuple(
+                Row(
+                    name, start, array("i", text), array("i", [31 - 6 * j - name for j in range(4)]),
+                    tuple(Want(i, target=0) for i in range(len(text))),
+                )
+                for name, start, text in step
+            )  # fmt: skip
+            out, at = executor.logits(Batch(number, rows)), 0
+            for name, _, text in step:
+                pieces.setdefault(name, []).append(out[at : at + len(text)])
+                at += len(text)
+        return _gather(pieces)
+
+    return run
+
+
 BACKENDS: dict[str, Callable[[Path], Run]] = {
     "reference": reference,
     "reference-paged": lambda folder: reference(folder, block_size=3),
 }
+if runtime_cpu is not None:
+    BACKENDS["cpu"] = cpu

@@ -19,7 +19,8 @@ from octavo.ops.reference import (  # noqa: E402
     logits,
     visible,
 )
-from octavo.ops.table import Heads  # noqa: E402
+from octavo.ops.table import TABLE, Heads  # noqa: E402
+from octavo.ops.trace import trace  # noqa: E402
 from tests.ops.configs import FAMILIES, GEMMA3, LLAMA  # noqa: E402
 
 families = pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES.keys())
@@ -156,3 +157,21 @@ def test_the_mask_is_causal_and_as_wide_as_the_window():
     at = torch.arange(5)
     rows = ["".join("x" if seen else "." for seen in row) for row in visible(at, at, 3)]
     assert rows == ["x....", "xx...", "xxx..", ".xxx.", "..xxx"]
+
+
+@families
+def test_replaying_the_program_is_running_the_model(cfg):
+    weights, program = _weights(cfg), trace(cfg)
+    tokens = torch.tensor(A + C)
+    positions = torch.tensor([*range(len(A)), *range(len(C))])
+    pack = Pack((0, len(A), len(A + C)), wanted=(3, 8, 16))
+    ops, values = ReferenceOps(pack), {0: tokens, 1: positions}
+    for instr in program.instrs:
+        op = TABLE[instr.op]
+        given = dict(zip(op.inputs, (values[i] for i in instr.inputs), strict=True))
+        names = [name.rstrip("?") for name in op.weights]
+        held = [None if w is None else weights[w] for w in instr.weights]
+        given |= dict(zip(names, held, strict=True)) | dict(instr.attrs)
+        values[instr.output] = getattr(ops, instr.op)(**given)
+    expected = logits(weights, cfg, ReferenceOps(pack), tokens, positions)
+    assert torch.equal(values[program.output], expected)
