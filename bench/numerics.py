@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import pydoc_data.topics
 import sys
 import time
 from array import array
@@ -24,7 +25,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import pydoc_data.topics
 
 from octavo.models import hub
 
@@ -157,9 +157,10 @@ def reference(path: Path) -> Model:
 
 def cpu(path: Path, *, act: str = "auto", isa: str = "auto", threads: int | None = None) -> Model:
     """The CPU backend, in chunks of BLOCK tokens."""
+    from octavo.runtime.cpu import CpuExecutor, CpuOptions
+
     from octavo.core.batch import Batch, Row, Want
     from octavo.models.weights import open_checkpoint
-    from octavo.runtime.cpu import CpuExecutor, CpuOptions
 
     options = CpuOptions(
         threads=threads, act=act, isa=isa, max_tokens=BLOCK, max_rows=1, max_context=4096

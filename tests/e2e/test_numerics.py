@@ -13,7 +13,7 @@ from octavo.models import hub
 pytest.importorskip("transformers")
 pytest.importorskip("octavo.kernels._cpu")
 
-from bench import numerics  # noqa: E402
+from bench import numerics
 
 TOKENS = 2048
 
