@@ -66,6 +66,13 @@ def reference(folder: Path, cfg: ModelConfig | None = None, *, block_size: int =
     return run
 
 
+def _row(name: int, start: int, text: list[int]) -> Row:
+    """All logits wanted; blocks of different sequences interleave."""
+    table = array("i", [31 - 6 * j - name for j in range(4)])
+    wants = tuple(Want(i, target=0) for i in range(len(text)))
+    return Row(name, start, array("i", text), table, wants)
+
+
 def cpu(folder: Path) -> Run:
     """The CPU backend with float32 activations and cache."""
     options = runtime_cpu.CpuOptions(threads=2, act="fp32", max_tokens=128, max_rows=8)
@@ -74,13 +81,7 @@ def cpu(folder: Path) -> Run:
     def run(steps: list[Step]) -> list[np.ndarray]:
         pieces: dict[int, list[np.ndarray]] = {}
         for number, step in enumerate(steps):
-            rows = tuple(
-                Row(
-                    name, start, array("i", text), array("i", [31 - 6 * j - name for j in range(4)]),
-                    tuple(Want(i, target=0) for i in range(len(text))),
-                )
-                for name, start, text in step
-            )  # fmt: skip
+            rows = tuple(_row(name, start, text) for name, start, text in step)
             out, at = executor.logits(Batch(number, rows)), 0
             for name, _, text in step:
                 pieces.setdefault(name, []).append(out[at : at + len(text)])
