@@ -12,6 +12,15 @@ MAX_SIZE = 1 << 31  # on every size; their products then stay below 2**63 in the
 MAX_LAYERS = 4096  # a hostile file must not make us build long tuples
 
 
+def shown(value: object) -> str:
+    """A value from a file nobody vouches for, short enough for an error message."""
+    try:
+        text = "missing" if value is None else repr(value)
+    except RecursionError:
+        text = f"a deeply nested {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary embedding (Su et al. 2021), NeoX pairing (i, i + dim/2), with optional scaling.

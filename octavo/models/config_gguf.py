@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.errors import BadFile, UnsupportedModel
-from octavo.models.config import MAX_LAYERS, MAX_SIZE, ModelConfig, Rope
+from octavo.models.config import MAX_LAYERS, MAX_SIZE, ModelConfig, Rope, shown
 from octavo.models.gguf import GGUFFile, Value
 from octavo.models.quants import decode
 
@@ -69,7 +69,7 @@ class _Keys:
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def wrong(self, key: str, value: object) -> BadFile:
-        return BadFile(f"{self.path}: {self.architecture}.{key} cannot be {_short(value)}")
+        return BadFile(f"{self.path}: {self.architecture}.{key} cannot be {shown(value)}")
 
     def size(self, key: str, default: int | None = None) -> int:
         """A positive integer."""
@@ -111,12 +111,7 @@ class _Keys:
                 continue
             if isinstance(value, bool | int | float) and value in NEUTRAL.get(key, ()):
                 continue
-            raise UnsupportedModel(f"{self.path}: {full} = {_short(value)} is not supported")
-
-
-def _short(value: object) -> str:
-    text = "missing" if value is None else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+            raise UnsupportedModel(f"{self.path}: {full} = {shown(value)} is not supported")
 
 
 def _factors(gguf: GGUFFile, head_dim: int) -> tuple[float, ...]:
@@ -147,7 +142,7 @@ def _rope(keys: _Keys, gguf: GGUFFile, head_dim: int) -> Rope:
     scaling = keys.get("rope.scaling.type")
     if scaling is not None and scaling not in SCALINGS:
         raise UnsupportedModel(
-            f"{keys.path}: {keys.architecture}.rope.scaling.type = {_short(scaling)} "
+            f"{keys.path}: {keys.architecture}.rope.scaling.type = {shown(scaling)} "
             f"(we run {', '.join(SCALINGS)} and rope_freqs.weight)"
         )
     factor = keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))

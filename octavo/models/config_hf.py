@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import BadFile, UnsupportedModel
-from octavo.models.config import MAX_LAYERS, MAX_SIZE, ModelConfig, Rope
+from octavo.models.config import MAX_LAYERS, MAX_SIZE, ModelConfig, Rope, shown
 
 ACTS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
@@ -101,10 +101,10 @@ class _Fields:
 
     def wrong(self, key: str) -> BadFile:
         value = self.values.get(key)
-        return BadFile(f"{self.path}: {self.where}{key} cannot be {_short(value)}")
+        return BadFile(f"{self.path}: {self.where}{key} cannot be {shown(value)}")
 
     def refuse(self, key: str, why: str = "is not supported") -> UnsupportedModel:
-        value = _short(self.values.get(key))
+        value = shown(self.values.get(key))
         return UnsupportedModel(f"{self.path}: {self.where}{key} = {value} {why}")
 
     def size(self, key: str, default: int | None = None) -> int:
@@ -140,11 +140,6 @@ class _Fields:
         if not isinstance(value, dict):
             raise self.wrong(key)
         return _Fields(self.path, value, f"{self.where}{key}.")
-
-
-def _short(value: object) -> str:
-    text = "missing" if value is None else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _rope(fields: _Fields, outer: _Fields, default_base: float) -> Rope:
@@ -230,7 +225,7 @@ def _sliding(fields: _Fields, model_type: str, num_layers: int) -> list[bool]:
         raise fields.wrong("layer_types")
     for kind in types:
         if kind not in ("full_attention", "sliding_attention"):
-            raise UnsupportedModel(f"{fields.path}: layer_types: {_short(kind)} is not supported")
+            raise UnsupportedModel(f"{fields.path}: layer_types: {shown(kind)} is not supported")
     sliding = [kind == "sliding_attention" for kind in types]
     if model_type in ("llama", "mistral") and sliding != by_default:
         # transformers ignores layer_types for these types; whoever wrote them did not mean that.
