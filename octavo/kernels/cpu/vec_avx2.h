@@ -6,9 +6,12 @@
 #include <cstdint>
 
 #define OCTAVO_INLINE static inline __attribute__((always_inline))
+#define OCTAVO_UNROLL_QUADS _Pragma("GCC unroll 1")
 
 namespace octavo {
 namespace {
+
+constexpr int kTileRows = 4;  // rows of activations whose sums the registers hold at once
 
 struct F { __m256 a, b; };
 struct I { __m256i a, b; };

@@ -19,8 +19,8 @@
 //   store_bf16(p, F)  store_bf16_n(p, F, n)   round to nearest even, NaN stays NaN
 //   load_i8(p) load_u8(p) -> I          store_i8(p, I) saturates
 //   exp_(F)                             relative error <= 2e-7; exp(-inf) = 0, exp(NaN) = NaN
-//   dot_u8s8(I acc, B w, quad)          lane i: acc + sum over j<4 of u8 w[4i+j] * s8 quad[j], exact
-//                                       in int32, wrapping; quad is const int8_t* or its int32
+//   dot_u8s8(I acc, B w, quad)          lane i: acc + sum over j<4 of u8 w[4i+j] * s8 quad[j],
+//                                       exact in int32; quad is const int8_t* or its int32
 //   dot_u7s8(I acc, B w, quad)          the same for w <= 127, where AVX2 is twice as fast
 //   dot_bf16(F acc, B w, pair)          lane i: acc + w[2i]*pair[0] + w[2i+1]*pair[1] in bf16;
 //                                       pair is const uint16_t* or its uint32
@@ -29,10 +29,12 @@
 //   add_bits_b(B, mask, value)          adds value to the bytes whose bit of the u64 is set
 //   lo_bf16(B) hi_bf16(B) -> F          even / odd bf16 of each pair;  u8_lane<j>(B) -> I byte 4i+j
 //   pair_bf16(F even, F odd) -> B       rounds both to bf16 and interleaves them
+//   kTileRows, OCTAVO_UNROLL_QUADS      what the registers hold: rows of a tile; whether a block's
+//                                       eight vectors live in registers (unrolled) or in memory
 //
-// Include at global scope, before anything that opens octavo's namespaces. Kernel sources (*.inl)
-// are then included inside `namespace octavo { namespace {`. No standard library code: its inline
-// functions are weak symbols, and the linker would keep one ISA's copy for all.
+// Include at global scope; kernel sources (*.inl) open `namespace octavo { namespace {` themselves.
+// No standard library code: its inline functions are weak symbols, and the linker would keep one
+// ISA's copy for all.
 #pragma once
 #if defined(__GNUC__) && !defined(__clang__)
 // gcc's own avx512fintrin.h passes undefined values to masked builtins (gcc bug 105593).
@@ -45,9 +47,12 @@
 #include <cstdint>
 
 #define OCTAVO_INLINE static inline __attribute__((always_inline))
+#define OCTAVO_UNROLL_QUADS _Pragma("GCC unroll 8")
 
 namespace octavo {
 namespace {
+
+constexpr int kTileRows = 8;  // rows of activations whose sums the registers hold at once
 
 struct F { __m512 v; };
 struct I { __m512i v; };

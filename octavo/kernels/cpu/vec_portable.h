@@ -7,9 +7,12 @@
 #include <cstdint>
 
 #define OCTAVO_INLINE static inline __attribute__((always_inline))
+#define OCTAVO_UNROLL_QUADS _Pragma("GCC unroll 1")
 
 namespace octavo {
 namespace {
+
+constexpr int kTileRows = 2;  // rows of activations whose sums the registers hold at once
 
 typedef float F4 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));

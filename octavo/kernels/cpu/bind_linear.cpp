@@ -1,0 +1,161 @@
+// Python's view of packing and of `linear`: handles for the executor, and calls for the tests.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "isa.h"
+#include "linear.h"
+#include "pack.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
+
+const LinearTable& table(const std::string& isa) {
+  const Kernels* k = find_isa(isa.c_str());
+  if (k == nullptr) throw nb::value_error(("no instruction set '" + isa + "' here").c_str());
+  return *k->linear;
+}
+
+template <class T>
+nb::ndarray<nb::numpy, T, nb::ndim<2>, nb::c_contig> array2(T* data, int64_t rows, int64_t cols) {
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return {data, {static_cast<size_t>(rows), static_cast<size_t>(cols)}, owner};
+}
+
+WType checked_type(int type) {
+  if (type_name(type) == nullptr)
+    throw nb::value_error(("tensor type " + std::to_string(type) + " cannot be packed").c_str());
+  return static_cast<WType>(type);
+}
+
+Packed pack_rows(int type, Bytes data, int64_t rows, int64_t cols, int64_t permute_heads,
+                 int threads) {
+  const Source source = {checked_type(type), data.data(), rows, cols, permute_heads};
+  const size_t row = row_bytes(source.type, cols);  // refuses a k that the type cannot have
+  if (rows < 1 || data.size() / row != static_cast<size_t>(rows) || data.size() % row != 0)
+    throw nb::value_error((std::to_string(rows) + " rows of " + type_name(type) + " need " +
+                           std::to_string(row) + " bytes each, not " +
+                           std::to_string(data.size()) + " in all").c_str());
+  nb::gil_scoped_release release;
+  return pack(source, threads);
+}
+
+nb::bytes unpack_rows(const Packed& p) {
+  const size_t size = static_cast<size_t>(p.weight.n) * row_bytes(p.weight.type, p.weight.k);
+  nb::bytes out = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, Py_ssize_t(size)));
+  if (!out.is_valid()) throw nb::python_error();
+  unpack(p.weight, reinterpret_cast<uint8_t*>(PyBytes_AS_STRING(out.ptr())));
+  return out;
+}
+
+// Memory for prepared activations, 64-byte aligned.
+struct ActsMemory {
+  Acts acts;
+  void* memory;
+  ActsMemory(int64_t rows, int64_t k, uint32_t needs) {
+    memory = std::aligned_alloc(64, acts_bytes(rows, k, needs) + 64);
+    if (memory == nullptr) throw std::bad_alloc();
+    acts = acts_at(memory, rows, k, needs);
+  }
+  ~ActsMemory() { std::free(memory); }
+  ActsMemory(const ActsMemory&) = delete;
+  ActsMemory& operator=(const ActsMemory&) = delete;
+};
+
+
+Floats multiply(const Packed& p, Matrix x, const std::string& isa, bool fp32,
+                std::optional<std::tuple<int64_t, int64_t, int64_t, int64_t>> part) {
+  const PackedWeight& w = p.weight;
+  const LinearTable& t = table(isa);
+  const int64_t rows = static_cast<int64_t>(x.shape(0));
+  if (static_cast<int64_t>(x.shape(1)) != w.k) throw nb::value_error("x does not have k columns");
+  const auto [p0, p1, r0, r1] = part.value_or(std::tuple{int64_t{0}, w.panels, int64_t{0}, rows});
+  if (p0 < 0 || p1 < p0 || p1 > w.panels || r0 < 0 || r1 < r0 || r1 > rows)
+    throw nb::value_error("panels or rows out of range");
+  const int64_t ld = (p1 - p0) * 16;
+  const int64_t n = std::max<int64_t>(0, std::min(p1 * 16, w.n) - p0 * 16);
+  float* full = new float[static_cast<size_t>((r1 - r0) * ld)];
+  float* out = new float[static_cast<size_t>((r1 - r0) * n)];
+  {
+    nb::gil_scoped_release release;
+    ActsMemory m(rows, w.k, t.needs(w.type, fp32));
+    for (int64_t r = 0; r < rows; ++r) t.prepare(m.acts, r, x.data() + r * w.k);
+    t.linear(w, p0, p1, m.acts, r0, r1, full, ld, fp32);
+    for (int64_t r = 0; r < r1 - r0; ++r)
+      std::copy_n(full + r * ld, n, out + r * n);
+  }
+  delete[] full;
+  return array2(out, r1 - r0, n);
+}
+
+// The int8 form of x: quants [rows, k] and scales [rows, ceil(k / 32)].
+nb::tuple quantise(Matrix x, const std::string& isa) {
+  const LinearTable& t = table(isa);
+  const int64_t rows = static_cast<int64_t>(x.shape(0)), k = static_cast<int64_t>(x.shape(1));
+  const int64_t blocks = (k + 31) / 32;
+  ActsMemory m(rows, k, ACT_A8);
+  int8_t* q = new int8_t[static_cast<size_t>(rows * k)];
+  float* d = new float[static_cast<size_t>(rows * blocks)];
+  const Acts& a = m.acts;
+  for (int64_t r = 0; r < rows; ++r) {
+    t.prepare(a, r, x.data() + r * k);
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int64_t at = (r / a.group * a.blocks + b) * a.group + r % a.group;
+      d[r * blocks + b] = a.d[at];
+      for (int64_t i = b * 32; i < std::min(k, b * 32 + 32); ++i)
+        q[r * k + i] = a.q[at * 32 + i % 32];
+    }
+  }
+  return nb::make_tuple(array2(q, rows, k), array2(d, rows, blocks));
+}
+
+Floats embed(const Packed& p, int64_t id, float scale, const std::string& isa) {
+  if (id < 0 || id >= p.weight.n) throw nb::index_error("no such row");
+  float* out = new float[static_cast<size_t>(p.weight.k)];
+  table(isa).embed_row(p.weight, id, scale, out);
+  return array2(out, 1, p.weight.k);
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m) {
+  using namespace nb::literals;
+  nb::class_<Packed>(m, "PackedWeight", "A weight matrix in the kernels' layout (pack.h).")
+      .def_prop_ro("type", [](const Packed& p) { return static_cast<int>(p.weight.type); })
+      .def_prop_ro("n", [](const Packed& p) { return p.weight.n; })
+      .def_prop_ro("k", [](const Packed& p) { return p.weight.k; })
+      .def_prop_ro("panels", [](const Packed& p) { return p.weight.panels; })
+      .def_prop_ro("nbytes",
+                   [](const Packed& p) { return p.weight.panels * p.weight.panel_bytes; });
+  m.def("pack", &pack_rows, "type"_a, "data"_a, "rows"_a, "cols"_a, "permute_heads"_a = 0,
+        "threads"_a = 1,
+        "Packs rows x cols weights of a ggml type from the bytes of their file, lossless.\n"
+        "Raises ValueError for a type or a width that cannot be packed, naming it.");
+  m.def("unpack", &unpack_rows, "weight"_a, "The rows in the format of their file.");
+  m.def("linear", &multiply, "weight"_a, "x"_a, "isa"_a = "auto", "fp32"_a = false,
+        "part"_a = nb::none(),
+        "x [T, k] times the weight's rows: float32 [T, n]. part = (panel0, panel1, row0, row1)\n"
+        "computes only these; one thread.");
+  m.def("quantise", &quantise, "x"_a, "isa"_a = "auto",
+        "x as the int8 products see it: quants [T, k] and scales [T, ceil(k / 32)].");
+  m.def("embed_row", &embed, "weight"_a, "id"_a, "scale"_a = 1.0f, "isa"_a = "auto",
+        "Row `id` dequantised and scaled, float32 [1, k].");
+}
+
+}  // namespace octavo

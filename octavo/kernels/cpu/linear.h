@@ -1,0 +1,52 @@
+// Products of activations with P16 weights: the activations' form and each ISA's table.
+//
+// Law: the bits of an output depend on its weight row, its activation row and the ISA only; never on
+// the other rows, their number, the range of panels or the thread.
+#pragma once
+#include "contract.h"
+
+namespace octavo {
+
+// Rows of activations in every form that `needs` names, k padded with zeros to a multiple of 64.
+// A8: int8 quants in groups of 32, d = amax / 127 per group, and per group the sums that the
+// weights' offsets and minima need. Rows are interleaved `group` at a time in blocks of 32 values,
+// so that a tile of rows reads consecutive bytes: element i of block b of row r is at
+// ((r / group * blocks + b) * group + r % group) * 32 + i.
+// A block that holds a NaN or an infinity becomes d = NaN: its row's outputs are NaN, no other's.
+struct Acts {
+  int64_t rows, k, blocks, group;
+  uint32_t needs;
+  int8_t* q;        // ACT_A8 from here: [groups][blocks][group][32]
+  float* d;         // [groups][blocks][group]
+  float* s;         // d * sum(q)
+  int32_t* n8;      // -8 * sum(q); likewise -16 and -128
+  int32_t* n16;
+  int32_t* n128;
+  int32_t* n32;     // [groups][blocks][2][group]: -32 * the sum of either half of the block
+  uint16_t* h;      // ACT_BF16: [groups][blocks][group][32] bf16
+  float* f;         // ACT_F32: likewise floats
+};
+
+constexpr int64_t MAX_GROUP = 8;
+
+// Bytes that acts_at lays out, a multiple of 64. `mem` is 64-byte aligned; nothing is written.
+// The group is chosen from `rows`: the same rows must be given when preparing and when reading.
+size_t acts_bytes(int64_t rows, int64_t k, uint32_t needs);
+Acts acts_at(void* mem, int64_t rows, int64_t k, uint32_t needs);
+
+struct LinearTable {
+  // The forms (ActNeeds) that `linear` reads for this type of weight.
+  uint32_t (*needs)(WType type, bool fp32);
+  // Writes row `row` of `acts` from x [acts.k] in all its forms. Rows may be prepared by different
+  // threads; rows of one group share cache lines, so hand them out in multiples of MAX_GROUP.
+  void (*prepare)(const Acts& acts, int64_t row, const float* x);
+  // out[(row - row0) * ld + (panel - panel0) * 16 + c] = sum over k of w[panel * 16 + c][k] *
+  // x[row][k], for all 16 c of every panel: columns beyond w.n are written too. With fp32, weights
+  // are dequantised and every product is in float.
+  void (*linear)(const PackedWeight& w, int64_t panel0, int64_t panel1, const Acts& acts,
+                 int64_t row0, int64_t row1, float* out, int64_t ld, bool fp32);
+  // out[k] = scale * w[id][k], dequantised in float as the file format defines it.
+  void (*embed_row)(const PackedWeight& w, int64_t id, float scale, float* out);
+};
+
+}  // namespace octavo

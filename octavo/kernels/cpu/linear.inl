@@ -1,0 +1,574 @@
+// Products with P16 weights (pack.h has their layout), written once over the vector vocabulary.
+//
+// Three families. `quant_tile`: int8 activations, integer dot products of each block of 32, one float
+// multiply-add per block. `float_tile`: f32 or bf16 products straight from the panel. fp32 mode:
+// a block is dequantised to f32 first. In all of them the order of additions to one output depends
+// on k only: a tile of R rows does for each row exactly what a tile of one row does.
+#include "linear.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t PREFETCH_BYTES = 4096;  // ahead of the reads, in the panels' order
+constexpr int64_t ACTS_BUDGET = 256 << 10;  // activations that stay in L2 while panels stream by
+
+// ---- weights: how each type's block of 16 channels x 32 k becomes bytes and scales ---------------
+
+// weight[c][4j + t] = d * (byte 4c + t of w[j] - offset) + m. Q6_K: d for j < 4, d2 for j >= 4.
+struct Block {
+  B w[8];
+  F d, d2, m;
+};
+
+// What holds for a whole unit (the bytes after which the layout repeats).
+struct Unit {
+  const uint8_t* at;
+  F d, m;
+};
+
+OCTAVO_INLINE const uint16_t* halves(const uint8_t* p) {
+  return reinterpret_cast<const uint16_t*>(p);
+}
+OCTAVO_INLINE uint64_t word64(const uint8_t* p) {
+  uint64_t w;
+  __builtin_memcpy(&w, p, 8);
+  return w;
+}
+
+OCTAVO_INLINE void nibbles(const uint8_t* p, B* w) {
+  const B low = set1_u8(15);
+  for (int j = 0; j < 4; ++j) {
+    const B x = load_b(p + 64 * j);
+    w[j] = and_b(x, low);
+    w[j + 4] = and_b(shr16_b<4>(x), low);
+  }
+}
+OCTAVO_INLINE void fifth_bits(const uint8_t* p, B* w) {
+  const B sixteen = set1_u8(16);
+  for (int j = 0; j < 8; ++j) w[j] = add_bits_b(w[j], word64(p + 8 * j), sixteen);
+}
+
+enum Offset { NONE, EIGHT, SIXTEEN, BYTE, SPLIT };  // which plane of Acts; SPLIT: -32, per half
+
+// The five older types. d and m of a block are 32 bytes each; without m two blocks share a line.
+template <int BITS, bool HAS_M, Offset OFFSET>
+struct Legacy {
+  static constexpr Offset kOffset = OFFSET;
+  static constexpr bool kHasMin = HAS_M, kAnyByte = BITS == 8;
+  static constexpr int64_t kQuants = BITS * 64, kBlocks = HAS_M ? 1 : 2;
+  static constexpr int64_t kUnit = 64 + kBlocks * kQuants;
+  static constexpr int kHead = 0;
+  static constexpr int kOffsetValue = OFFSET == EIGHT ? 8 : OFFSET == SIXTEEN ? 16
+                                      : OFFSET == BYTE ? 128 : 0;
+
+  OCTAVO_INLINE Unit unit(const uint8_t* panel, int64_t u, int64_t) {
+    return {panel + u * kUnit, zero_f(), zero_f()};
+  }
+  OCTAVO_INLINE Block block(const Unit& u, int64_t h) {
+    Block x;
+    const uint8_t* q = u.at + 64 + h * kQuants;
+    if constexpr (BITS == 8) {
+      for (int j = 0; j < 8; ++j) x.w[j] = load_b(q + 64 * j);
+    } else {
+      nibbles(q + (BITS == 5 ? 64 : 0), x.w);
+      if constexpr (BITS == 5) fifth_bits(q, x.w);
+    }
+    x.d = load_f16(halves(u.at + (HAS_M ? 0 : h * 32)));
+    if constexpr (HAS_M) x.m = load_f16(halves(u.at + 32));
+    x.d2 = x.d;
+    return x;
+  }
+};
+using Q4_0 = Legacy<4, false, EIGHT>;
+using Q4_1 = Legacy<4, true, NONE>;
+using Q5_0 = Legacy<5, false, SIXTEEN>;
+using Q5_1 = Legacy<5, true, NONE>;
+using Q8_0 = Legacy<8, false, BYTE>;
+
+template <int BITS>
+struct SuperBlock45 {
+  static constexpr Offset kOffset = NONE;
+  static constexpr bool kHasMin = true, kAnyByte = false;
+  static constexpr int64_t kQuants = BITS * 64, kBlocks = 8, kUnit = 320 + 8 * kQuants;
+  static constexpr int kOffsetValue = 0;
+
+  OCTAVO_INLINE Unit unit(const uint8_t* panel, int64_t u, int64_t) {
+    const uint8_t* at = panel + u * kUnit;
+    return {at, load_f16(halves(at)), neg(load_f16(halves(at + 32)))};
+  }
+  OCTAVO_INLINE Block block(const Unit& u, int64_t h) {
+    Block x;
+    const uint8_t* q = u.at + 320 + h * kQuants;
+    nibbles(q + (BITS == 5 ? 64 : 0), x.w);
+    if constexpr (BITS == 5) fifth_bits(q, x.w);
+    x.d = mul(u.d, to_f32(load_u8(u.at + 64 + 16 * h)));
+    x.m = mul(u.m, to_f32(load_u8(u.at + 192 + 16 * h)));
+    x.d2 = x.d;
+    return x;
+  }
+};
+using Q4_K = SuperBlock45<4>;
+using Q5_K = SuperBlock45<5>;
+
+struct Q6_K {
+  static constexpr Offset kOffset = SPLIT;
+  static constexpr bool kHasMin = false, kAnyByte = false;
+  static constexpr int64_t kQuants = 384, kBlocks = 8, kUnit = 256 + 8 * kQuants;
+  static constexpr int kOffsetValue = 32;
+
+  OCTAVO_INLINE Unit unit(const uint8_t* panel, int64_t u, int64_t units) {
+    const int64_t head = (units * 32 + 63) / 64 * 64;
+    return {panel + head + u * kUnit, load_f16(halves(panel + 32 * u)), zero_f()};
+  }
+  // Six bits: the nibble below, its pair of high bits moved to 4..5 above.
+  OCTAVO_INLINE B six(B nibble, B pair) {
+    return or_b(and_b(nibble, set1_u8(15)), and_b(pair, set1_u8(48)));
+  }
+  OCTAVO_INLINE Block block(const Unit& u, int64_t h) {
+    Block x;
+    const uint8_t* q = u.at + 256 + h * kQuants;
+    const B low_high = load_b(q + 256), high_high = load_b(q + 320);
+    const B high[8] = {shl16_b<4>(low_high),  shl16_b<2>(low_high),  low_high,
+                       shr16_b<2>(low_high),  shl16_b<4>(high_high), shl16_b<2>(high_high),
+                       high_high,             shr16_b<2>(high_high)};
+    for (int j = 0; j < 4; ++j) {
+      const B v = load_b(q + 64 * j);
+      x.w[j] = six(v, high[j]);
+      x.w[j + 4] = six(shr16_b<4>(v), high[j + 4]);
+    }
+    const int8_t* sc = reinterpret_cast<const int8_t*>(u.at) + 32 * h;
+    x.d = mul(u.d, to_f32(load_i8(sc)));
+    x.d2 = mul(u.d, to_f32(load_i8(sc + 16)));
+    return x;
+  }
+};
+
+// ---- activations ---------------------------------------------------------------------------------
+
+// A tile's first row, wherever it lies in its group: rows, then blocks, at constant distances.
+struct View {
+  const int8_t* q;
+  const float* d;
+  const float* s;
+  const int32_t* n;
+  const uint16_t* h;
+  const float* f;
+  int64_t group, blocks;
+};
+
+template <class T>
+OCTAVO_INLINE T* plane_at(T* plane, const Acts& a, int64_t row, int64_t per_block) {
+  if (plane == nullptr) return nullptr;
+  return plane + (row / a.group * a.blocks * a.group + row % a.group) * per_block;
+}
+
+OCTAVO_INLINE View view(const Acts& a, int64_t row, Offset offset) {
+  View v = {};
+  v.q = plane_at(a.q, a, row, 32);
+  v.d = plane_at(a.d, a, row, 1);
+  v.s = plane_at(a.s, a, row, 1);
+  v.n = offset == EIGHT ? plane_at(a.n8, a, row, 1)
+        : offset == SIXTEEN ? plane_at(a.n16, a, row, 1)
+                            : plane_at(a.n128, a, row, 1);
+  if (offset == SPLIT && a.n32 != nullptr)
+    v.n = a.n32 + row / a.group * a.blocks * a.group * 2 + row % a.group;
+  v.h = plane_at(a.h, a, row, 32);
+  v.f = plane_at(a.f, a, row, 32);
+  v.group = a.group;
+  v.blocks = a.blocks;
+  return v;
+}
+
+// ---- int8 ----------------------------------------------------------------------------------------
+
+template <class T>
+OCTAVO_INLINE I dot(I acc, B w, const int8_t* quad) {
+  if constexpr (T::kAnyByte) return dot_u8s8(acc, w, quad);
+  return dot_u7s8(acc, w, quad);
+}
+
+// The integer part of row r's block. One row alone would wait for each product: it has two chains,
+// whose sum is the same integer.
+template <class T, int R>
+OCTAVO_INLINE void dot_rows(const Block& x, int from, int to, const int8_t* q, int r0, I* acc) {
+  constexpr int G = R < 4 ? R : 4;
+  OCTAVO_UNROLL_QUADS
+  for (int j = from; j < to; ++j)
+#pragma GCC unroll 4
+    for (int r = 0; r < G; ++r)
+      if (r0 + r < R) acc[r] = dot<T>(acc[r], x.w[j], q + (r0 + r) * 32 + 4 * j);
+}
+
+template <class T, int R>
+OCTAVO_INLINE void quant_block(const Block& x, const View& a, int64_t b, F* f) {
+  const int8_t* q = a.q + b * a.group * 32;
+  const float* d = a.d + b * a.group;
+  const float* s = a.s + b * a.group;
+  const int32_t* n = a.n + b * a.group * (T::kOffset == SPLIT ? 2 : 1);
+#pragma GCC unroll 4
+  for (int r0 = 0; r0 < R; r0 += 4) {
+    I acc[4], acc2[4];
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r) {
+      if (r0 + r >= R) continue;
+      acc[r] = T::kOffset == NONE ? zero_i() : set1(n[r0 + r]);
+      acc2[r] = T::kOffset == SPLIT ? set1(n[a.group + r0 + r]) : zero_i();
+    }
+    constexpr bool two = R == 1 || T::kOffset == SPLIT;
+    dot_rows<T, R>(x, 0, two ? 4 : 8, q, r0, acc);
+    if (two) dot_rows<T, R>(x, 4, 8, q, r0, acc2);
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r) {
+      const int i = r0 + r;
+      if (i >= R) continue;
+      if constexpr (T::kOffset == SPLIT) {
+        const F half = fma(to_f32(acc2[r]), x.d2, mul(to_f32(acc[r]), x.d));
+        f[i] = fma(half, set1(d[i]), f[i]);
+      } else {
+        const I sum = two ? add(acc[r], acc2[r]) : acc[r];
+        f[i] = fma(to_f32(sum), mul(x.d, set1(d[i])), f[i]);
+        if constexpr (T::kHasMin) f[i] = fma(x.m, set1(s[i]), f[i]);
+      }
+    }
+  }
+}
+
+template <class T, int R>
+void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
+  F f[R];
+  for (int r = 0; r < R; ++r) f[r] = zero_f();
+  const int64_t units = a.blocks / T::kBlocks;
+  for (int64_t u = 0; u < units; ++u) {
+    const Unit unit = T::unit(panel, u, units);
+#pragma GCC unroll 1
+    for (int64_t h = 0; h < T::kBlocks; ++h) {
+      const uint8_t* ahead = unit.at + h * T::kQuants + PREFETCH_BYTES;
+#pragma GCC unroll 8
+      for (int64_t i = 0; i < T::kQuants; i += 64) prefetch(ahead + i);
+      quant_block<T, R>(T::block(unit, h), a, u * T::kBlocks + h, f);
+    }
+  }
+  for (int r = 0; r < R; ++r) store(out + r * ld, f[r]);
+}
+
+// ---- f32 and bf16 --------------------------------------------------------------------------------
+
+// Four panels for one row, so that no addition waits for the one before it.
+template <int R>
+constexpr int panels_at_once = R == 1 ? 4 : R <= 3 ? 2 : 1;
+
+struct Float32 {
+  static constexpr int64_t kStep = 1, kBlock = 2048;  // k per vector; bytes of 32 k
+  OCTAVO_INLINE F load_w(const uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
+  OCTAVO_INLINE F product(F acc, F w, const View& a, int64_t at) {
+    return fma(w, set1(a.f[at]), acc);
+  }
+};
+struct Float16 {
+  static constexpr int64_t kStep = 1, kBlock = 1024;
+  OCTAVO_INLINE F load_w(const uint8_t* p) { return load_f16(halves(p)); }
+  OCTAVO_INLINE F product(F acc, F w, const View& a, int64_t at) {
+    return fma(w, set1(a.f[at]), acc);
+  }
+};
+struct BFloat16 {
+  static constexpr int64_t kStep = 2, kBlock = 1024;
+  OCTAVO_INLINE B load_w(const uint8_t* p) { return load_b(p); }
+  OCTAVO_INLINE F product(F acc, B w, const View& a, int64_t at) {
+    return dot_bf16(acc, w, a.h + at);
+  }
+};
+
+// P panels x R rows over one block of 32 k, f[p * R + r].
+template <class T, int R, int P>
+OCTAVO_INLINE void float_block(const uint8_t* w, int64_t panel_bytes, const View& a, int64_t b,
+                               F* f) {
+  constexpr int64_t bytes = T::kBlock / 32 * T::kStep;  // of one vector of weights
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < 32; i += T::kStep)
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      const auto v = T::load_w(w + p * panel_bytes + i / T::kStep * bytes);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r)
+        f[p * R + r] = T::product(f[p * R + r], v, a, (b * a.group + r) * 32 + i);
+    }
+}
+
+template <class T, int R, int P>
+OCTAVO_INLINE void float_tile(const PackedWeight& w, const uint8_t* panel, const View& a, float* out,
+                              int64_t ld) {
+  F f[P * R];
+  for (int i = 0; i < P * R; ++i) f[i] = zero_f();
+  for (int64_t b = 0; b < a.blocks; ++b) {
+    const uint8_t* at = panel + b * T::kBlock;
+    for (int p = 0; p < P; ++p)
+#pragma GCC unroll 8
+      for (int64_t i = 0; i < T::kBlock; i += 64)
+        prefetch(at + p * w.panel_bytes + PREFETCH_BYTES + i);
+    float_block<T, R, P>(at, w.panel_bytes, a, b, f);
+  }
+  for (int p = 0; p < P; ++p)
+    for (int r = 0; r < R; ++r) store(out + r * ld + 16 * p, f[p * R + r]);
+}
+
+// ---- dequantisation: fp32 mode and embeddings ----------------------------------------------------
+
+// One block of a panel as floats [32][16]; the operations and their order are the file format's.
+template <class T>
+void dequantise(const uint8_t* panel, int64_t blocks, int64_t b, float* out) {
+  const Unit unit = T::unit(panel, b / T::kBlocks, blocks / T::kBlocks);
+  const Block x = T::block(unit, b % T::kBlocks);
+  const I offset = set1(int32_t{T::kOffsetValue});
+  auto put = [&](int j, int t, I q) {
+    F v = mul(j < 4 ? x.d : x.d2, to_f32(sub(q, offset)));
+    if constexpr (T::kHasMin) v = add(v, x.m);
+    store(out + (4 * j + t) * 16, v);
+  };
+  for (int j = 0; j < 8; ++j) {
+    put(j, 0, u8_lane<0>(x.w[j]));
+    put(j, 1, u8_lane<1>(x.w[j]));
+    put(j, 2, u8_lane<2>(x.w[j]));
+    put(j, 3, u8_lane<3>(x.w[j]));
+  }
+}
+template <>
+void dequantise<Float32>(const uint8_t* panel, int64_t, int64_t b, float* out) {
+  for (int64_t i = 0; i < 2048; i += 64)
+    store(out + i / 4, Float32::load_w(panel + b * Float32::kBlock + i));
+}
+template <>
+void dequantise<Float16>(const uint8_t* panel, int64_t, int64_t b, float* out) {
+  for (int64_t i = 0; i < 1024; i += 32)
+    store(out + i / 2, Float16::load_w(panel + b * Float16::kBlock + i));
+}
+template <>
+void dequantise<BFloat16>(const uint8_t* panel, int64_t, int64_t b, float* out) {
+  for (int64_t i = 0; i < 1024; i += 64) {
+    const B v = load_b(panel + b * BFloat16::kBlock + i);
+    store(out + i / 2, lo_bf16(v));
+    store(out + i / 2 + 16, hi_bf16(v));
+  }
+}
+
+using Dequantise = void (*)(const uint8_t* panel, int64_t blocks, int64_t b, float* out);
+
+Dequantise dequantiser(WType type) {
+  switch (type) {
+    case WType::F32: return dequantise<Float32>;
+    case WType::F16: return dequantise<Float16>;
+    case WType::BF16: return dequantise<BFloat16>;
+    case WType::Q4_0: return dequantise<Q4_0>;
+    case WType::Q4_1: return dequantise<Q4_1>;
+    case WType::Q5_0: return dequantise<Q5_0>;
+    case WType::Q5_1: return dequantise<Q5_1>;
+    case WType::Q8_0: return dequantise<Q8_0>;
+    case WType::Q4_K: return dequantise<Q4_K>;
+    case WType::Q5_K: return dequantise<Q5_K>;
+    case WType::Q6_K: return dequantise<Q6_K>;
+  }
+  return nullptr;
+}
+
+// ---- from one tile to a range of panels and rows -------------------------------------------------
+
+// What a tile is computed from: everything but its size.
+struct Job {
+  const PackedWeight* w;
+  View a;
+  float* out;
+  int64_t ld;
+};
+
+template <class T>
+struct QuantKernel {
+  static constexpr Offset kOffset = T::kOffset;
+  static constexpr int64_t kChunk = 1;  // panels that all tiles of rows pass before the next
+  template <int R>
+  static constexpr int kPanels = 1;
+  template <int R, int P>
+  OCTAVO_INLINE void run(const Job& j, const uint8_t* panel) {
+    quant_tile<T, R>(panel, j.a, j.out, j.ld);
+  }
+};
+
+template <class T>
+struct FloatKernel {
+  static constexpr Offset kOffset = NONE;
+  static constexpr int64_t kChunk = 4;
+  template <int R>
+  static constexpr int kPanels = panels_at_once<R>;
+  template <int R, int P>
+  OCTAVO_INLINE void run(const Job& j, const uint8_t* panel) {
+    float_tile<T, R, P>(*j.w, panel, j.a, j.out, j.ld);
+  }
+};
+
+struct Fp32Kernel {
+  static constexpr Offset kOffset = NONE;
+  static constexpr int64_t kChunk = 4;
+  template <int R>
+  static constexpr int kPanels = panels_at_once<R>;
+  template <int R, int P>
+  OCTAVO_INLINE void run(const Job& j, const uint8_t* panel) {
+    alignas(64) float block[P][512];
+    const Dequantise dequantise_block = dequantiser(j.w->type);
+    F f[P * R];
+    for (int i = 0; i < P * R; ++i) f[i] = zero_f();
+    for (int64_t b = 0; b < j.a.blocks; ++b) {
+      for (int p = 0; p < P; ++p)
+        dequantise_block(panel + p * j.w->panel_bytes, j.a.blocks, b, block[p]);
+      float_block<Float32, R, P>(reinterpret_cast<const uint8_t*>(block), sizeof block[0], j.a, b,
+                                 f);
+    }
+    for (int p = 0; p < P; ++p)
+      for (int r = 0; r < R; ++r) store(j.out + r * j.ld + 16 * p, f[p * R + r]);
+  }
+};
+
+// R rows of `count` panels.
+template <class K, int R>
+void run_panels(Job job, const uint8_t* panel, int64_t count) {
+  constexpr int P = K::template kPanels<R>;
+  for (; count >= P; count -= P) {
+    K::template run<R, P>(job, panel);
+    panel += P * job.w->panel_bytes;
+    job.out += 16 * P;
+  }
+  if constexpr (P > 1) {
+    for (; count > 0; --count) {
+      K::template run<R, 1>(job, panel);
+      panel += job.w->panel_bytes;
+      job.out += 16;
+    }
+  }
+}
+
+// Calls run_panels with the number of rows as a constant.
+template <class K, int R = 1>
+void run_tile(const Job& job, const uint8_t* panel, int64_t count, int64_t rows) {
+  if constexpr (R < kTileRows)
+    if (rows > R) return run_tile<K, R + 1>(job, panel, count, rows);
+  run_panels<K, R>(job, panel, count);
+}
+
+// Which panels and rows are wanted.
+struct Range {
+  int64_t panel0, panel1, row0, row1;
+};
+
+template <class K>
+void run(const PackedWeight& w, const Acts& acts, const Range& want, float* out, int64_t ld) {
+  // Rows of one pass: their activations stay in L2 while the panels stream by once.
+  int64_t rows = ACTS_BUDGET / (acts.blocks * 48) / acts.group * acts.group;
+  if (rows < 4 * acts.group) rows = 4 * acts.group;
+  for (int64_t top = want.row0; top < want.row1; top += rows) {
+    const int64_t end = top + rows < want.row1 ? top + rows : want.row1;
+    for (int64_t p = want.panel0; p < want.panel1; p += K::kChunk) {
+      const int64_t count = K::kChunk < want.panel1 - p ? K::kChunk : want.panel1 - p;
+      for (int64_t row = top, n; row < end; row += n) {
+        n = acts.group - row % acts.group;
+        if (n > kTileRows) n = kTileRows;
+        if (n > end - row) n = end - row;
+        const Job job = {&w, view(acts, row, K::kOffset),
+                         out + (row - want.row0) * ld + (p - want.panel0) * 16, ld};
+        run_tile<K>(job, w.data + p * w.panel_bytes, count, n);
+      }
+    }
+  }
+}
+
+uint32_t linear_needs(WType type, bool fp32) {
+  if (fp32 || type == WType::F32 || type == WType::F16) return ACT_F32;
+  return type == WType::BF16 ? ACT_BF16 : ACT_A8;
+}
+
+void linear(const PackedWeight& w, int64_t panel0, int64_t panel1, const Acts& acts, int64_t row0,
+            int64_t row1, float* out, int64_t ld, bool fp32) {
+  const Range want = {panel0, panel1, row0, row1};
+  if (fp32 && w.type != WType::F32 && w.type != WType::F16)
+    return run<Fp32Kernel>(w, acts, want, out, ld);
+  switch (w.type) {
+    case WType::F32: return run<FloatKernel<Float32>>(w, acts, want, out, ld);
+    case WType::F16: return run<FloatKernel<Float16>>(w, acts, want, out, ld);
+    case WType::BF16: return run<FloatKernel<BFloat16>>(w, acts, want, out, ld);
+    case WType::Q4_0: return run<QuantKernel<Q4_0>>(w, acts, want, out, ld);
+    case WType::Q4_1: return run<QuantKernel<Q4_1>>(w, acts, want, out, ld);
+    case WType::Q5_0: return run<QuantKernel<Q5_0>>(w, acts, want, out, ld);
+    case WType::Q5_1: return run<QuantKernel<Q5_1>>(w, acts, want, out, ld);
+    case WType::Q8_0: return run<QuantKernel<Q8_0>>(w, acts, want, out, ld);
+    case WType::Q4_K: return run<QuantKernel<Q4_K>>(w, acts, want, out, ld);
+    case WType::Q5_K: return run<QuantKernel<Q5_K>>(w, acts, want, out, ld);
+    case WType::Q6_K: return run<QuantKernel<Q6_K>>(w, acts, want, out, ld);
+  }
+}
+
+// ---- preparing a row -----------------------------------------------------------------------------
+
+// x[0..31] to int8 by round to nearest of x * (127 / amax); d = amax / 127. Magnitudes compare as
+// integers, so that NaN counts as the largest. Below 2^-100 the inverse would leave float's range
+// and the block is zero; with a NaN or an infinity in it, d is NaN and the quants are zero.
+OCTAVO_INLINE void quantise_block(const Acts& a, int64_t group, int64_t b, int64_t r, F x0, F x1) {
+  const I magnitude = set1(int32_t{0x7fffffff});
+  const I top = max(and_(bitcast_i(x0), magnitude), and_(bitcast_i(x1), magnitude));
+  const bool finite = !any(gt(top, set1(int32_t{0x7f7fffff})));
+  const float amax = finite ? hmax(bitcast_f(top)) : 0.0f;
+  const bool zero = !(amax >= 7.9e-31f);
+  const F inverse = set1(zero ? 0.0f : 127.0f / amax);
+  const F keep0 = finite ? x0 : zero_f(), keep1 = finite ? x1 : zero_f();
+  const I q0 = to_i32(mul(keep0, inverse)), q1 = to_i32(mul(keep1, inverse));
+  const int32_t sum0 = hsum(q0), sum1 = hsum(q1), sum = sum0 + sum1;
+  const float d = !finite ? __builtin_nanf("") : zero ? 0.0f : amax * (1.0f / 127.0f);
+  const int64_t at = (group * a.blocks + b) * a.group + r;
+  store_i8(a.q + at * 32, q0);
+  store_i8(a.q + at * 32 + 16, q1);
+  a.d[at] = d;
+  a.s[at] = d * static_cast<float>(sum);
+  a.n8[at] = -8 * sum;
+  a.n16[at] = -16 * sum;
+  a.n128[at] = -128 * sum;
+  a.n32[(group * a.blocks + b) * 2 * a.group + r] = -32 * sum0;
+  a.n32[((group * a.blocks + b) * 2 + 1) * a.group + r] = -32 * sum1;
+}
+
+void prepare(const Acts& a, int64_t row, const float* x) {
+  const int64_t group = row / a.group, r = row % a.group;
+  for (int64_t b = 0; b < a.blocks; ++b) {
+    const int64_t left = a.k - b * 32;
+    F x0, x1;
+    if (left >= 32) {
+      x0 = load(x + b * 32);
+      x1 = load(x + b * 32 + 16);
+    } else {
+      x0 = left <= 0 ? zero_f() : load_n(x + b * 32, left < 16 ? left : 16);
+      x1 = left <= 16 ? zero_f() : load_n(x + b * 32 + 16, left - 16);
+    }
+    const int64_t at = ((group * a.blocks + b) * a.group + r) * 32;
+    if (a.needs & ACT_A8) quantise_block(a, group, b, r, x0, x1);
+    if (a.needs & ACT_BF16) {
+      store_bf16(a.h + at, x0);
+      store_bf16(a.h + at + 16, x1);
+    }
+    if (a.needs & ACT_F32) {
+      store(a.f + at, x0);
+      store(a.f + at + 16, x1);
+    }
+  }
+}
+
+void embed_row(const PackedWeight& w, int64_t id, float scale, float* out) {
+  alignas(64) float block[512];
+  const Dequantise dequantise_block = dequantiser(w.type);
+  const uint8_t* panel = w.data + id / 16 * w.panel_bytes;
+  const int64_t c = id % 16;
+  for (int64_t b = 0; b * 32 < w.k; ++b) {
+    dequantise_block(panel, (w.k + 63) / 64 * 2, b, block);
+    const int64_t n = w.k - b * 32 < 32 ? w.k - b * 32 : 32;
+    for (int64_t i = 0; i < n; ++i) out[b * 32 + i] = scale * block[i * 16 + c];
+  }
+}
+
+constexpr LinearTable LINEAR = {linear_needs, prepare, linear, embed_row};
+
+}  // namespace
+}  // namespace octavo

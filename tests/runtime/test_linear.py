@@ -1,0 +1,138 @@
+"""Products with packed weights: right, bitwise independent of company, and unharmed by NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octavo.kernels import _cpu
+from tests.runtime.blocks import NUMBER, QUANTISED, TYPES, dequantised, group, random_rows
+
+ISAS = _cpu.isas()
+# Relative Frobenius error against float64 on the weights as the file defines them.
+GATE = dict.fromkeys(QUANTISED, 1.5e-2) | {"BF16": 4e-3, "F16": 1e-5, "F32": 1e-5}
+
+
+def weights(name: str, n: int, k: int, seed: int = 0) -> tuple[object, np.ndarray]:
+    data = random_rows(name, n, k, seed)
+    return _cpu.pack(NUMBER[name], data.reshape(-1), n, k), dequantised(name, data)
+
+
+def tokens(t: int, k: int, seed: int = 0) -> np.ndarray:
+    """Rows with the outliers that real activations have."""
+    rng = np.random.default_rng([seed, t, k])
+    x = rng.standard_t(4, (t, k))
+    x[:, :: max(1, k // 3)] *= 8
+    return x.astype(np.float32)
+
+
+def error(y: np.ndarray, exact: np.ndarray) -> float:
+    return float(np.linalg.norm(y - exact) / np.linalg.norm(exact))
+
+
+def widths(name: str) -> list[int]:
+    return (
+        [256, 768] if group(name) == 256 else [32, 96, 576] if group(name) == 32 else [1, 33, 200]
+    )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", TYPES)
+def test_products_match_float64(name: str, isa: str) -> None:
+    for k in widths(name):
+        handle, w = weights(name, 37, k)
+        for t in (1, 5, 11):
+            x = np.random.default_rng([t, k]).normal(size=(t, k)).astype(np.float32)
+            exact = x.astype(np.float64) @ w.astype(np.float64).T
+            y = _cpu.linear(handle, x, isa)
+            assert y.shape == (t, 37)
+            # One product of two bf16 has their full error; averages do not.
+            assert error(y, exact) <= (GATE[name] if k > 1 else 1e-2)
+            assert error(_cpu.linear(handle, x, isa, fp32=True), exact) <= 1e-5
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", QUANTISED)
+def test_products_of_the_quantised_activations_are_exact(name: str, isa: str) -> None:
+    k = max(group(name) * 2, 576 // group(name) * group(name))
+    handle, w = weights(name, 48, k)
+    x = tokens(9, k)
+    q, d = _cpu.quantise(x, isa)
+    exact = (q * np.repeat(d, 32, axis=1).astype(np.float64)) @ w.astype(np.float64).T
+    assert error(_cpu.linear(handle, x, isa), exact) <= 1e-5
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_quantising_rounds_to_nearest_of_the_largest(isa: str) -> None:
+    x = tokens(7, 160)
+    x[2, :32] = 0
+    x[3, 32:64] = 1e-38
+    q, d = _cpu.quantise(x, isa)
+    blocks = x.reshape(7, 5, 32)
+    amax = np.abs(blocks).max(axis=2)
+    small = amax < 1e-30
+    np.testing.assert_allclose(d, np.where(small, 0, amax / 127), rtol=3e-7)
+    near = np.where(small[..., None], 0, blocks / np.where(small, 1, amax / 127)[..., None])
+    assert np.abs(q.reshape(7, 5, 32) - near).max() <= 0.5001
+    assert all((_cpu.quantise(x, other)[0] == q).all() for other in ISAS)
+
+
+@pytest.mark.parametrize("fp32", [False, True])
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", TYPES)
+def test_a_row_has_the_same_bits_in_any_company(name: str, isa: str, fp32: bool) -> None:
+    k = 256 if group(name) == 256 else 96
+    handle, _ = weights(name, 90, k)
+    x = tokens(40, k)
+    alone = np.concatenate([_cpu.linear(handle, x[i : i + 1], isa, fp32) for i in range(40)])
+    for t in (2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 23, 31, 40):
+        assert (_cpu.linear(handle, x[:t], isa, fp32) == alone[:t]).all()
+    for p0, p1, r0, r1 in ((0, 1, 0, 40), (1, 6, 3, 21), (2, 5, 7, 8), (5, 6, 9, 40)):
+        y = _cpu.linear(handle, x, isa, fp32, (p0, p1, r0, r1))
+        assert (y == alone[r0:r1, p0 * 16 : p1 * 16]).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", TYPES)
+def test_a_poisoned_row_poisons_itself_alone(name: str, isa: str) -> None:
+    k = 512
+    handle, _ = weights(name, 20, k)
+    x = tokens(9, k)
+    clean = _cpu.linear(handle, x, isa)
+    for bad in (np.nan, np.inf, -np.inf):
+        x[4, 77] = bad
+        y = _cpu.linear(handle, x, isa)
+        others = [i for i in range(9) if i != 4]
+        assert (y[others] == clean[others]).all()
+        assert not np.isfinite(y[4]).any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", TYPES)
+def test_embeddings_are_the_rows_of_the_file(name: str, isa: str) -> None:
+    for k in widths(name):
+        handle, w = weights(name, 21, k)
+        for i in (0, 7, 15, 16, 20):
+            row = _cpu.embed_row(handle, i, 1.0, isa)[0]
+            assert (row == w[i]).all()
+            assert (_cpu.embed_row(handle, i, 2.5, isa)[0] == np.float32(2.5) * w[i]).all()
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_extreme_quants_do_not_saturate(name: str) -> None:
+    # Every weight byte 0 or 255 against activations at +-127: the largest sums there are.
+    k = group(name) * 2
+    for fill in (0, 255):
+        data = random_rows(name, 16, k, 3)
+        blocks = data.reshape(16, k // group(name), -1)
+        first = {"Q4_1": 4, "Q5_1": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0}.get(name, 2)
+        last = 208 if name == "Q6_K" else None
+        blocks[:, :, first:last] = fill
+        w = dequantised(name, data).astype(np.float64)
+        handle = _cpu.pack(NUMBER[name], data.reshape(-1), 16, k)
+        x = np.ones((3, k), np.float32)
+        x[1] = -1
+        x[2, ::2] = -1
+        for isa in ISAS:
+            exact = x @ w.T
+            np.testing.assert_allclose(_cpu.linear(handle, x, isa), exact, rtol=2e-5, atol=1e-4)
