@@ -56,17 +56,19 @@ class EngineConfig:
         "Named model, GGUF file, Hugging Face directory or org/name.",
         short="-m",
     )
-    file: str | None = knob(None, "Which file of a repository that holds several.")
+    file: str | None = knob(
+        None, "Take a named model's bytes from this file or folder, not from the network."
+    )
     kv_memory: int | None = knob(
         None, "Memory for the KV pool, e.g. 1GiB (default: from what is free).", size=True
     )
     threads: int | None = knob(None, "Compute threads (default: one per core).")
     isa: str = knob("auto", "Instruction set: auto, avx512, avx2 or portable.")
     fp32: bool = knob(False, "Compute in fp32: exact and slow, for checks.")
+    pin: bool = knob(False, "Bind each compute thread to a core of its own.")
     max_context: int | None = knob(None, "Longest sequence in tokens (default: the model's own).")
     max_rows: int = knob(64, "Most sequences computed in one step.")
     max_batch_tokens: int = knob(512, "Most tokens computed in one step (prefill chunk).")
-    block_size: int = knob(32, "Tokens in a KV block.")
     prefix_caching: bool = knob(True, "Re-use KV blocks of prompts that begin alike.")
     policy: Literal["fcfs", "priority", "static"] = knob("fcfs", "Order of admission.")
 
@@ -74,7 +76,7 @@ class EngineConfig:
         for name in ("kv_memory", "threads", "max_context"):
             value = getattr(self, name)
             _need(value is None or value >= 1, name, "at least 1", value)
-        for name in ("max_rows", "max_batch_tokens", "block_size"):
+        for name in ("max_rows", "max_batch_tokens"):
             _need(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         _need(bool(self.model), "model", "a name or a path", self.model)
         _need(
@@ -122,7 +124,7 @@ class TalkConfig:
     """How `octavo run` and `octavo chat` choose tokens."""
 
     system: str | None = knob(None, "System message.", short="-s")
-    max_tokens: int | None = knob(None, "Most tokens to write (default: until the model stops).")
+    max_tokens: int = knob(1024, "Most tokens to write; the model usually stops before.")
     temperature: float = knob(0.3, "0 is greedy; 1 is the model's own distribution.", short="-t")
     top_p: float = knob(0.95, "Keep the smallest set of tokens with this probability.")
     top_k: int = knob(0, "Keep the k likeliest tokens; 0 keeps all.")

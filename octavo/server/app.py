@@ -98,13 +98,18 @@ class App:
     """The application. `start` and `stop` bracket its life inside the event loop."""
 
     def __init__(
-        self, served: Served, driver: Driver, config: ServerConfig, metrics: Metrics
+        self,
+        served: Served,
+        driver: Driver,
+        config: ServerConfig,
+        metrics: Metrics,
+        keys: Keys,
     ) -> None:
         self.served = served
         self.driver = driver
         self.config = config
         self.metrics = metrics
-        self.keys = Keys.read(config.api_key_file)
+        self.keys = keys
         self.draining = False
         self.occupancy = Occupancy(config.max_queue, driver.clock)
         self.limits = protocol.Limits(config.max_n, config.max_prompts, served.priority)

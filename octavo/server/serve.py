@@ -11,13 +11,19 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 
 import uvicorn
 
+import octavo
+from octavo.assembly import Assembly
 from octavo.config import ServerConfig
 from octavo.errors import EngineError, InvalidRequest
-from octavo.server.app import App
+from octavo.server.app import App, Served
+from octavo.server.auth import Keys
+from octavo.server.driver import Driver
+from octavo.server.metrics import Metrics
 
 log = logging.getLogger("octavo")
 
@@ -106,3 +112,18 @@ async def _drain(app: App, shutdown: Shutdown) -> None:
         if not app.occupancy.live:
             break
         await asyncio.sleep(0.02)
+
+
+def application(made: Assembly, config: ServerConfig, keys: Keys) -> App:
+    """The application that serves an assembled model."""
+    served = Served(
+        name=config.served_model_name or made.name,
+        tokenizer=made.tokenizer,
+        template=made.template,
+        door=made.door,
+        system_fingerprint=made.system_fingerprint,
+        version=octavo.__version__,
+        created=int(time.time()),
+        priority=made.config.policy == "priority",
+    )
+    return App(served, Driver(made.engine), config, Metrics(made.engine.snapshot), keys)

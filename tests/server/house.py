@@ -17,6 +17,7 @@ from octavo.core.engine import Engine
 from octavo.core.scheduler import Scheduler
 from octavo.door import Door
 from octavo.server.app import App, Served
+from octavo.server.auth import Keys
 from octavo.server.driver import Driver
 from octavo.server.metrics import Metrics
 from octavo.server.serve import Shutdown, bind, serve
@@ -41,7 +42,10 @@ class House:
         self.driver = Driver(self.engine)
         door = Door(self.tokenizer, self.executor.capacity, VOCAB, "fake-weights")
         served = Served("fake", self.tokenizer, template, door, "fp_fake", "0.0", 1)
-        self.app = App(served, self.driver, ServerConfig(**config), Metrics(self.engine.snapshot))
+        settings = ServerConfig(**config)
+        keys = Keys.read(settings.api_key_file)
+        metrics = Metrics(self.engine.snapshot)
+        self.app = App(served, self.driver, settings, metrics, keys)
         self.shutdown: Callable[[], None] = lambda: None
         self.url = ""
 

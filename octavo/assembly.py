@@ -1,0 +1,168 @@
+"""From a configuration to a running engine: fetch, open, pack, size, and say what was chosen.
+
+Every "choose for me" of `EngineConfig` is resolved here, once, and shown by `facts`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.config import EngineConfig, show_bytes
+from octavo.core.engine import Engine
+from octavo.core.executor import Executor
+from octavo.core.policy import Policy, fcfs, priority, static
+from octavo.core.scheduler import Scheduler
+from octavo.door import Door
+from octavo.text import Tokenizer
+
+Template = Callable[[list[dict[str, str]]], list[int]]
+Progress = Callable[[str, int, int], None]  # what is done ("fetch", "load"), done, total
+
+_POLICIES: dict[str, Callable[[], Policy]] = {
+    "fcfs": fcfs,
+    "priority": priority,
+    "static": static,
+}
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """The callback of those who do not watch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A model ready to run. template: chat messages to token ids; None for a base model.
+
+    config: with nothing left to choose. program: the traced model with the stored types of its
+    weights, for costs. facts: (name, value) lines about what was chosen.
+    """
+
+    config: EngineConfig
+    name: str
+    tokenizer: Tokenizer
+    template: Template | None
+    door: Door
+    engine: Engine
+    executor: Executor
+    system_fingerprint: str
+    program: Any = None
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+def assemble(
+    config: EngineConfig, *, max_waiting: int = 1024, progress: Progress = no_progress
+) -> Assembly:
+    """Fetch and load the model of `config`. Raises `ModelError`, `EngineError`.
+
+    max_waiting: sequences that the scheduler lets wait.
+    """
+    from octavo.models.hub import resolve
+    from octavo.models.template import ChatTemplate
+    from octavo.models.tokenizer import load_tokenizer
+    from octavo.models.weights import open_checkpoint
+    from octavo.runtime.cpu import CpuExecutor, CpuOptions
+
+    path = resolve(
+        config.model, file=config.file, progress=lambda done, all: progress("fetch", done, all)
+    )
+    checkpoint = open_checkpoint(path)
+    tokenizer = load_tokenizer(checkpoint)
+    options = CpuOptions(
+        threads=config.threads,
+        kv_bytes=config.kv_memory,
+        max_tokens=config.max_batch_tokens,
+        max_rows=config.max_rows,
+        max_context=config.max_context,
+        isa=config.isa,
+        act="fp32" if config.fp32 else "auto",
+        pin=config.pin,
+    )
+    executor = CpuExecutor(
+        checkpoint, options, progress=lambda done, all: progress("load", done, all)
+    )
+    resolved = dataclasses.replace(
+        config,
+        kv_memory=executor.budget.nbytes,
+        threads=executor.threads,
+        isa=executor.isa,
+        max_context=executor.capacity.max_context,
+    )
+    template = ChatTemplate(tokenizer).ids if tokenizer.chat_template is not None else None
+    text = Parts(resolved, model_name(config.model), tokenizer, template)
+    made = put_together(
+        text, executor, checkpoint.config.vocab_size, checkpoint.fingerprint, max_waiting
+    )
+    parts_of = {part for spec in executor.program.weights for part in spec.parts}
+    types = {part: checkpoint.tensor(part).type for part in parts_of}
+    return dataclasses.replace(
+        made, program=executor.program.typed(types), facts=_facts(made, path, executor)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The text side of a model."""
+
+    config: EngineConfig
+    name: str
+    tokenizer: Tokenizer
+    template: Template | None
+
+
+def put_together(
+    parts: Parts, executor: Executor, vocab_size: int, fingerprint: str, max_waiting: int = 1024
+) -> Assembly:
+    """Scheduler, engine and door around an executor."""
+    config = parts.config
+    scheduler = Scheduler(
+        executor.capacity,
+        _POLICIES[config.policy](),
+        max_waiting=max_waiting,
+        prefix_caching=config.prefix_caching,
+    )
+    computed = f"{fingerprint} {config.isa} {'fp32' if config.fp32 else 'auto'}"
+    return Assembly(
+        config=config,
+        name=parts.name,
+        tokenizer=parts.tokenizer,
+        template=parts.template,
+        door=Door(parts.tokenizer, executor.capacity, vocab_size, fingerprint),
+        engine=Engine(executor, scheduler),
+        executor=executor,
+        system_fingerprint="fp_" + hashlib.sha256(computed.encode()).hexdigest()[:12],
+    )
+
+
+def model_name(model: str) -> str:
+    """What a model is called: a path by its last part, without .gguf."""
+    path = Path(model)
+    if path.suffix == ".gguf" or path.exists():
+        return path.resolve().name.removesuffix(".gguf")
+    return model
+
+
+def _facts(made: Assembly, path: Path, executor: Any) -> tuple[tuple[str, str], ...]:
+    config, capacity, budget = made.config, executor.capacity, executor.budget
+    tokens = capacity.num_blocks * capacity.block_size
+    mode = ", fp32" if config.fp32 else ""
+    return (
+        ("model", f"{made.name}  ({path})"),
+        ("weights", show_bytes(executor.memory()["weights"])),
+        (
+            "KV pool",
+            f"{show_bytes(budget.nbytes)}, {capacity.num_blocks} blocks of {capacity.block_size}"
+            f" = {tokens} tokens ({budget.reason})",
+        ),
+        ("context", f"{capacity.max_context} tokens a sequence"),
+        ("step", f"{capacity.max_rows} sequences, {capacity.max_tokens} tokens at most"),
+        ("compute", f"{config.threads} threads, {config.isa}{mode}"),
+        (
+            "schedule",
+            f"{config.policy}, prefix cache {'on' if config.prefix_caching else 'off'}",
+        ),
+    )

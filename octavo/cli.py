@@ -1,0 +1,607 @@
+"""The command line: run, chat, serve, pull, bench, doctor.
+
+Flags come from the fields of `octavo.config`; what a command needs is imported when it runs, so
+that `--help` answers at once. Errors that Octavo raises on purpose are one line and exit code 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.config import (
+    EngineConfig,
+    ServerConfig,
+    TalkConfig,
+    options,
+    show_bytes,
+    take,
+)
+from octavo.errors import OctavoError
+
+if TYPE_CHECKING:
+    from octavo.assembly import Assembly
+    from octavo.core.request import SamplingParams
+    from octavo.llm import LLM, Piece
+    from octavo.models.registry import NamedModel
+
+EXAMPLES = """\b
+Examples:
+  octavo run "Write a haiku about the sea"
+  echo "Summarise this: ..." | octavo run -
+  octavo chat --system "You are a pirate"
+  octavo serve --port 8000 --kv-memory 1GiB
+  octavo bench --concurrency 1,16
+  octavo doctor
+"""
+
+INTERRUPTED = 130
+
+
+class _Group(click.Group):
+    """Turns our errors into one line, whatever command raised them."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OctavoError as error:
+            raise click.ClickException(str(error)) from error
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader of our output left: not an error
+            ctx.exit(0)
+
+
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        import octavo
+
+        click.echo(f"octavo {octavo.__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=_Group,
+    epilog=EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Print the version.",
+)
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Run and serve language models on this machine.
+
+    Start with `octavo run "Hello"`: it fetches a small model (98 MB) the first time.
+    """
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+def main() -> None:
+    """Entry point of the `octavo` script."""
+    cli(prog_name="octavo")
+
+
+# ---- run and chat ----
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  octavo run "Why is the sky blue?"
+  octavo run -m ./model.gguf --temperature 0 "Once upon a time" --raw
+  git diff | octavo run "Write a commit message for this:" -
+  octavo run --json --seed 7 "Name three rivers" | jq .text
+"""
+)
+@click.argument("prompt", nargs=-1, required=True)
+@options(EngineConfig)
+@options(TalkConfig)
+@click.option("--raw", is_flag=True, help="Continue the text as it is, without chat template.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing but the text.")
+def run(prompt: tuple[str, ...], raw: bool, as_json: bool, quiet: bool, **flags: Any) -> None:
+    """Answer PROMPT, streaming to stdout. "-" reads standard input."""
+    engine, talk = take(EngineConfig, flags), take(TalkConfig, flags)
+    text = " ".join(sys.stdin.read() if word == "-" else word for word in prompt)
+    start = time.monotonic()
+    llm = _load(engine, quiet)
+    if llm.assembly.template is None and not raw:
+        _note("this model has no chat template: the text is continued as it is", quiet)
+    if raw or llm.assembly.template is None:
+        ids = llm.tokenizer.encode(text)
+    else:
+        ids = llm.chat_ids(_messages(talk, text))
+    answer = _Answer(len(ids), start)
+    _watch(answer, llm.stream(ids, _params(talk)), echo=not as_json)
+    if as_json:
+        click.echo(json.dumps(answer.report(llm)))
+    else:
+        click.echo()
+        _note(answer.summary(), quiet)
+    if answer.finish == "abort":
+        sys.exit(INTERRUPTED)
+
+
+def _messages(talk: TalkConfig, text: str) -> list[dict[str, str]]:
+    system = [{"role": "system", "content": talk.system}] if talk.system else []
+    return [*system, {"role": "user", "content": text}]
+
+
+def _params(talk: TalkConfig) -> SamplingParams:
+    from octavo.core.request import SamplingParams
+
+    names = [item.name for item in dataclasses.fields(talk) if item.name != "system"]
+    return SamplingParams(**{name: getattr(talk, name) for name in names})
+
+
+class _Answer:
+    """One answer, and its times in seconds since `start`."""
+
+    def __init__(self, num_prompt: int, start: float) -> None:
+        self.num_prompt = num_prompt
+        self.start = start
+        self.asked = time.monotonic()
+        self.first = 0.0
+        self.last = 0.0
+        self.texts: list[str] = []
+        self.num_tokens = 0
+        self.finish = "abort"
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def take(self, piece: Piece) -> None:
+        self.last = time.monotonic()
+        self.first = self.first or self.last
+        self.texts.append(piece.text)
+        self.num_tokens += len(piece.token_ids)
+        if piece.finish_reason is not None:
+            self.finish = piece.finish_reason
+        if piece.error is not None:
+            raise click.ClickException(piece.error)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return max(self.num_tokens - 1, 0) / max(self.last - self.first, 1e-9)
+
+    def summary(self) -> str:
+        wait = self.first - self.asked
+        why = ", ended by --max-tokens" if self.finish == "length" else ""
+        return (
+            f"{self.num_prompt} + {self.num_tokens} tokens, first after {wait:.2f} s, "
+            f"then {self.tokens_per_s:.0f} tok/s{why}"
+        )
+
+    def report(self, llm: LLM) -> dict[str, Any]:
+        return {
+            "model": llm.assembly.name,
+            "text": self.text,
+            "finish_reason": self.finish,
+            "prompt_tokens": self.num_prompt,
+            "completion_tokens": self.num_tokens,
+            "load_s": round(self.asked - self.start, 4),
+            "ttft_s": round(self.first - self.asked, 4),
+            "tokens_per_s": round(self.tokens_per_s, 2),
+        }
+
+
+def _watch(answer: _Answer, pieces: Iterator[Piece], *, echo: bool) -> None:
+    """Read the pieces to the end, or to Ctrl-C, which ends the answer and nothing else."""
+    try:
+        for piece in pieces:
+            answer.take(piece)
+            if echo:
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        answer.finish = "abort"
+        pieces.close()  # type: ignore[attr-defined]
+
+
+HELP = """\
+/system TEXT   set the system message and start over    /reset  start over
+/undo          take back the last exchange              /stats  speed of the last answer
+/history       what was said                            /exit   leave (or Ctrl-D)
+Ctrl-C ends an answer. A line that ends in \\ goes on in the next."""
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  octavo chat
+  octavo chat -m qwen2.5-coder-0.5b --system "Answer in one sentence"
+"""
+)
+@options(EngineConfig)
+@options(TalkConfig)
+def chat(**flags: Any) -> None:
+    """Talk with a model. /help lists the commands."""
+    engine, talk = take(EngineConfig, flags), take(TalkConfig, flags)
+    llm = _load(engine, False)
+    if llm.assembly.template is None:
+        raise click.ClickException(
+            f"{llm.assembly.name} has no chat template; try: octavo run --raw"
+        )
+    _note(f"{llm.assembly.name}. /help lists the commands, Ctrl-D leaves.", False)
+    with _LineEditor():
+        _Talk(llm, talk).loop()
+
+
+class _Talk:
+    """A conversation at the terminal."""
+
+    def __init__(self, llm: LLM, talk: TalkConfig) -> None:
+        self.llm = llm
+        self.params = _params(talk)
+        self.system = talk.system
+        self.turns: list[dict[str, str]] = []
+        self.last: _Answer | None = None
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        return head + self.turns
+
+    def loop(self) -> None:
+        while True:
+            try:
+                line = _read_line()
+            except KeyboardInterrupt:
+                click.echo()
+                continue
+            except EOFError:
+                click.echo()
+                return
+            if line.startswith("/"):
+                if not self.command(*line[1:].split(maxsplit=1)):
+                    return
+            elif line.strip():
+                self.say(line)
+
+    def say(self, text: str) -> None:
+        """One exchange. A question that cannot be asked is taken back."""
+        self.turns.append({"role": "user", "content": text})
+        try:
+            ids = self.llm.chat_ids(self.messages)
+            answer = _Answer(len(ids), time.monotonic())
+            _watch(answer, self.llm.stream(ids, self.params), echo=True)
+        except OctavoError as error:
+            self.turns.pop()
+            _note(str(error), False)
+            return
+        click.echo()
+        self.turns.append({"role": "assistant", "content": answer.text})
+        self.last = answer
+
+    def command(self, name: str = "", rest: str = "") -> bool:
+        """Do a slash command; false means to leave."""
+        if name in ("exit", "quit"):
+            return False
+        if name == "reset":
+            self.turns.clear()
+        elif name == "system":
+            self.system = rest or None
+            self.turns.clear()
+        elif name == "undo":
+            del self.turns[-2:]
+        elif name == "stats":
+            _note(self.last.summary() if self.last else "nothing was said yet", False)
+        elif name == "history":
+            for turn in self.messages:
+                click.echo(f"{turn['role']}: {turn['content']}")
+        else:
+            known = name in ("help", "")
+            click.echo(HELP if known else f"no such command: /{name}\n{HELP}", err=True)
+        return True
+
+
+def _read_line() -> str:
+    lines = [input("> ")]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(input(". "))
+    return "\n".join(lines)
+
+
+class _LineEditor:
+    """readline with a history that outlives the session, where there is readline."""
+
+    def __enter__(self) -> None:
+        try:
+            import readline
+        except ImportError:
+            self.save: Callable[[], None] = lambda: None
+            return
+        from octavo.models.hub import cache_directory
+
+        path = cache_directory() / "history"
+        with contextlib.suppress(OSError):
+            readline.read_history_file(path)
+        readline.set_history_length(1000)
+
+        def save() -> None:
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                readline.write_history_file(path)
+                path.chmod(0o600)
+
+        self.save = save
+
+    def __exit__(self, *_: object) -> None:
+        self.save()
+
+
+# ---- serve ----
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  octavo serve
+  octavo serve -m qwen2.5-coder-0.5b --port 9000 --kv-memory 2GiB
+  octavo serve --host 0.0.0.0 --api-key-file keys.txt
+"""
+)
+@options(EngineConfig)
+@options(ServerConfig)
+def serve(**flags: Any) -> None:
+    """Serve a model over HTTP, in the shape of the OpenAI API."""
+    import asyncio
+    import logging
+
+    engine, server = take(EngineConfig, flags), take(ServerConfig, flags)
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+    from octavo.server import serve as serving
+    from octavo.server.auth import Keys
+
+    # Keys and port before the model: what is wrong is known at once, not after a download.
+    keys, bound = Keys.read(server.api_key_file), serving.bind(server)
+    start = time.monotonic()
+    made = _assemble(engine, False)
+    app = serving.application(made, server, keys)
+
+    def ready() -> None:
+        address = bound.getsockname()
+        _announce(made, app, f"http://{_host(address[0])}:{address[1]}", time.monotonic() - start)
+
+    async def live() -> None:
+        await serving.serve(app, bound, serving.Shutdown().on_signals(), ready)
+
+    asyncio.run(live())
+
+
+def _host(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _announce(made: Assembly, app: Any, url: str, seconds: float) -> None:
+    """Say what is served, how it was sized, and a line that works."""
+    width = max(len(name) for name, _ in made.facts)
+    for name, value in made.facts:
+        click.echo(f"  {click.style(name.ljust(width), dim=True)}  {value}", err=True)
+    name = app.served.name
+    key = ' -H "Authorization: Bearer $KEY"' if app.keys else ""
+    if made.template is not None:
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}
+        path = "/v1/chat/completions"
+    else:
+        body, path = {"prompt": "The sea is"}, "/v1/completions"
+    shown = json.dumps({"model": name} | body)
+    click.echo(
+        f"\nServing {name} at {click.style(url, bold=True)}/v1 after {seconds:.1f} s. Try:\n"
+    )
+    click.echo(f"  curl {url}{path} -H 'content-type: application/json'{key} -d '{shown}'\n")
+    click.echo("Ctrl-C drains and stops; twice stops at once.", err=True)
+    sys.stdout.flush()
+
+
+# ---- pull ----
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  octavo pull                      lists the named models
+  octavo pull smollm2-135m
+  octavo pull smollm2-135m --file ~/Downloads/wheels
+"""
+)
+@click.argument("name", required=False)
+@click.option("--file", help="Take the bytes from this file or folder, not from the network.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def pull(name: str | None, file: str | None, as_json: bool) -> None:
+    """Fetch a model into the cache; without NAME, list the named models."""
+    from octavo.llm import loading_bar
+    from octavo.models import hub
+    from octavo.models.registry import MODELS
+
+    if name is None:
+        _list_models([(model, hub.cached(model)) for model in MODELS.values()], as_json)
+        return
+    with loading_bar() as told:
+        path = hub.resolve(name, file=file, progress=lambda done, all: told("fetch", done, all))
+    click.echo(json.dumps({"model": name, "path": str(path)}) if as_json else str(path))
+
+
+def _list_models(models: list[tuple[NamedModel, Any]], as_json: bool) -> None:
+    if as_json:
+        listed = [
+            {"name": m.name, "title": m.title, "bytes": m.size, "licence": m.licence,
+             "path": None if path is None else str(path)}
+            for m, path in models
+        ]  # fmt: skip
+        click.echo(json.dumps(listed))
+        return
+    rows = [
+        [m.name, m.title, show_bytes(m.size), m.licence, "here" if path else ""]
+        for m, path in models
+    ]
+    _table(["name", "model", "size", "licence", "cached"], rows)
+    click.echo("\nAlso: a .gguf file, a Hugging Face directory, or org/name on the hub.")
+
+
+# ---- bench and doctor ----
+
+
+def _numbers(_: click.Context, __: click.Parameter, value: str) -> list[int]:
+    try:
+        numbers = [int(word) for word in value.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise click.BadParameter("give whole numbers, such as 1,4,16")
+    return numbers
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  octavo bench
+  octavo bench -m qwen2.5-coder-0.5b --prompt 512 --output 64 --concurrency 1,4,16,64
+  octavo bench --json > today.json
+"""
+)
+@options(EngineConfig)
+@click.option(
+    "--prompt",
+    default="512",
+    callback=_numbers,
+    help="Prompt tokens, one or more.",
+    show_default=True,
+)
+@click.option("--output", default=64, help="Tokens to write for each prompt.", show_default=True)
+@click.option(
+    "--concurrency",
+    default="1,16",
+    callback=_numbers,
+    show_default=True,
+    help="Requests at once, one or more.",
+)
+@click.option(
+    "--repeat", default=3, help="Runs of each cell; the median is shown.", show_default=True
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def bench(
+    prompt: list[int], output: int, concurrency: list[int], repeat: int, as_json: bool, **flags: Any
+) -> None:
+    """Measure offline speed, beside what this machine could do at most."""
+    from octavo import benchmark
+
+    llm = _load(dataclasses.replace(take(EngineConfig, flags), prefix_caching=False), as_json)
+    plan = benchmark.Plan(tuple(prompt), output, tuple(concurrency), repeat)
+    report = benchmark.measure(llm, plan)
+    if as_json:
+        click.echo(json.dumps(report))
+        return
+    ceilings = report["ceilings"]
+    click.echo(
+        f"{report['model']}, {report['threads']} threads, {report['isa']}; memory "
+        f"{ceilings['read_bytes_per_s'] / 1e9:.1f} GB/s, int8 "
+        f"{ceilings['int8_ops_per_s'] / 1e9:.0f} GOP/s. Medians of {repeat}.\n"
+    )
+    rows = [
+        [
+            str(cell["prompt"]), str(cell["output"]), str(cell["concurrency"]),
+            f"{cell['prefill_tokens_per_s']:.0f}", f"{cell['prefill_share']:.0%}",
+            f"{cell['decode_tokens_per_s']:.1f}", f"{cell['decode_share']:.0%}",
+            f"{cell['ttft_s'] * 1e3:.0f}", f"{cell['tpot_s'] * 1e3:.1f}",
+        ]
+        for cell in report["cells"]
+    ]  # fmt: skip
+    head = ["prompt", "output", "at once", "prefill tok/s", "of roof", "decode tok/s", "of roof",
+            "TTFT ms", "TPOT ms"]  # fmt: skip
+    _table(head, rows, right=True)
+    click.echo(
+        "\nof roof: measured / the least time in which this machine can do the same operations "
+        "and read the same bytes."
+    )
+
+
+@cli.command(
+    epilog="""\b
+Examples:
+  octavo doctor
+  octavo doctor -m qwen2.5-coder-1.5b --json
+"""
+)
+@click.option(
+    "--model",
+    "-m",
+    default=EngineConfig().model,
+    show_default=True,
+    help="Model to look at; it is not fetched.",
+)
+@click.option("--seconds", default=2.0, help="Time to measure.", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(model: str, seconds: float, as_json: bool) -> None:
+    """Examine this machine. Exit code 1 if something is wrong."""
+    from octavo import doctor as examination
+
+    report = examination.examine(model, seconds)
+    if as_json:
+        click.echo(json.dumps(report.as_dict()))
+    else:
+        for heading, rows in report.sections:
+            click.secho(heading, bold=True)
+            width = max(len(name) for name, _ in rows)
+            for name, value in rows:
+                click.echo(f"  {name.ljust(width)}  {value}")
+        for note in report.notes:
+            click.secho(f"note: {note}", fg="yellow")
+        for wrong in report.wrong:
+            click.secho(f"wrong: {wrong}", fg="red")
+        if not report.wrong:
+            click.secho("All is well.", fg="green")
+    sys.exit(1 if report.wrong else 0)
+
+
+# ---- shared ----
+
+
+def _assemble(config: EngineConfig, quiet: bool, **more: Any) -> Assembly:
+    from octavo.assembly import assemble
+    from octavo.llm import loading_bar
+
+    if quiet or not sys.stderr.isatty():
+        return assemble(config, **more)
+    with loading_bar() as told:
+        return assemble(config, progress=told, **more)
+
+
+def _load(config: EngineConfig, quiet: bool) -> LLM:
+    from octavo.llm import LLM, MAX_WAITING
+
+    return LLM.over(_assemble(config, quiet, max_waiting=MAX_WAITING))
+
+
+def _note(text: str, quiet: bool) -> None:
+    """A word beside the output, on stderr, dim."""
+    if not quiet:
+        click.secho(text, dim=True, err=True)
+
+
+def _table(head: list[str], rows: list[list[str]], *, right: bool = False) -> None:
+    """Plain columns: they can be read, cut and grepped."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    for number, row in enumerate([head, *rows]):
+        cells = [c.rjust(w) if right else c.ljust(w) for c, w in zip(row, widths, strict=True)]
+        click.secho("  ".join(cells).rstrip(), bold=number == 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,415 @@
+"""The offline API: a model in this process, driven by whoever asks for its next token.
+
+Nothing runs in the background. Several streams may be open at once, in one thread or more: each
+step serves all of them, and its news waits for the stream that it belongs to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from octavo.assembly import Assembly, assemble, no_progress
+from octavo.assembly import Progress as Progress
+from octavo.config import DEFAULT_MODEL, EngineConfig
+from octavo.core.request import Event, FinishReason, Request, SamplingParams, TokenLogprob
+from octavo.errors import InvalidRequest
+from octavo.text import OutputText
+
+Prompt = str | Sequence[int]
+Prompts = Prompt | Sequence[Prompt]
+Message = dict[str, str]
+Params = SamplingParams | Sequence[SamplingParams]
+
+MAX_WAITING = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One continuation. error: why this one failed; the others did not.
+
+    token_ids hold the token that stopped it, text does not. logprobs: one per token, if asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What became of one prompt: `params.n` choices; text, token_ids ... are the first one's.
+
+    num_cached: prompt tokens that the prefix cache had. prompt_logprobs: None for the first token.
+    """
+
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    choices: tuple[Choice, ...]
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    num_cached: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        return self.choices[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        return self.choices[0].logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step added to one choice of one prompt. finish_reason: set on the last piece."""
+
+    prompt_index: int
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    error: str | None = None
+
+
+class _Writer:
+    """Gathers the events of one choice."""
+
+    def __init__(self, assembly: Assembly, request: Request) -> None:
+        params = request.params
+        stream = assembly.tokenizer.stream(continuation=True)
+        self._text = OutputText(stream, params.stop, params.min_tokens)
+        self._stop_ids = request.stop_ids
+        self.texts: list[str] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprob] | None = [] if params.logprobs is not None else None
+        self.prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        self.finish: FinishReason | None = None
+        self.error: str | None = None
+        self.num_cached = 0
+
+    def take(self, event: Event) -> str:
+        """The text that the event adds."""
+        shown: Sequence[int] = event.tokens
+        if event.finish is FinishReason.STOP and shown and shown[-1] in self._stop_ids:
+            shown = shown[:-1]
+        text = self._text.push(shown) if shown else ""
+        if event.finish is not None:
+            text += self._text.finish()
+        self.texts.append(text)
+        self.tokens.extend(event.tokens)
+        if self.logprobs is not None and event.logprobs is not None:
+            self.logprobs.extend(event.logprobs)
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
+        self.num_cached = max(self.num_cached, event.num_cached)
+        self.finish, self.error = event.finish, event.error
+        return text
+
+    def choice(self) -> Choice:
+        assert self.finish is not None
+        logprobs = None if self.logprobs is None else tuple(self.logprobs)
+        return Choice(
+            "".join(self.texts), tuple(self.tokens), self.finish.value, logprobs, self.error
+        )
+
+
+class LLM:
+    """A model, loaded. `knobs` are the fields of `EngineConfig`, such as kv_memory or threads.
+
+        llm = LLM("smollm2-135m", threads=2)
+        llm.generate(["The sea is", "Once"], SamplingParams(max_tokens=20))
+
+    Raises `ModelError` if the model cannot be had, `EngineError` if it cannot be run.
+    """
+
+    def __init__(
+        self, model: str = DEFAULT_MODEL, *, progress: Progress | None = None, **knobs: Any
+    ) -> None:
+        config = EngineConfig(model=model, **knobs)
+        with _loading(progress) as told:
+            self._use(assemble(config, max_waiting=MAX_WAITING, progress=told))
+
+    @classmethod
+    def over(cls, assembly: Assembly) -> LLM:
+        """An LLM on an engine that is already there."""
+        llm = cls.__new__(cls)
+        llm._use(assembly)
+        return llm
+
+    def _use(self, assembly: Assembly) -> None:
+        self.assembly = assembly
+        self.config = assembly.config
+        self.tokenizer = assembly.tokenizer
+        self._engine = assembly.engine
+        self._lock = threading.RLock()
+        self._ids = count()
+        self._inboxes: dict[str, deque[Event]] = {}
+
+    def generate(
+        self,
+        prompts: Prompts,
+        params: Params | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """One `Completion` per prompt, in order. A prompt is a text or its token ids.
+
+        params: one for all, or one each. progress: a bar on stderr; None shows it on a terminal
+        when there are several prompts. Raises `InvalidRequest` before anything runs.
+        """
+        texts, requests = self._requests(prompts, params)
+        return self._complete(texts, requests, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Params | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> Any:
+        """Answer a conversation: a `Completion`, or a list of them for a list of conversations."""
+        many = bool(messages) and not isinstance(messages[0], dict)
+        talks: Any = messages if many else [messages]
+        prompts = [self.chat_ids(talk) for talk in talks]
+        done = self.generate(prompts, params, progress=progress)
+        return done if many else done[0]
+
+    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The token ids of a conversation under the model's chat template."""
+        if self.assembly.template is None:
+            raise InvalidRequest("this model has no chat template; use generate()", "messages")
+        return self.assembly.template([dict(message) for message in messages])
+
+    def stream(self, prompts: Prompts, params: Params | None = None) -> Iterator[Piece]:
+        """Pieces of all prompts as they come; closing the iterator ends the requests."""
+        _, requests = self._requests(prompts, params)
+        writers = self._writers(requests)
+        numbers = {request.id: number for number, request in enumerate(requests)}
+        for event in self._events(requests):
+            text = writers[event.request_id, event.choice].take(event)
+            yield Piece(
+                numbers[event.request_id],
+                event.choice,
+                text,
+                event.tokens,
+                None if event.finish is None else event.finish.value,
+                event.logprobs,
+                event.error,
+            )
+
+    def stream_chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None
+    ) -> Iterator[Piece]:
+        """The answer to one conversation, piece by piece."""
+        return self.stream(self.chat_ids(messages), params)
+
+    # ---- inside ----
+
+    def _requests(
+        self, prompts: Prompts, params: Params | None
+    ) -> tuple[list[str | None], list[Request]]:
+        listed = _listed(prompts)
+        params = SamplingParams() if params is None else params
+        each = [params] * len(listed) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(listed):
+            raise InvalidRequest(f"{len(listed)} prompts, but {len(each)} params", "params")
+        now = time.monotonic()
+        texts, requests = [], []
+        for prompt, own in zip(listed, each, strict=True):
+            text = prompt if isinstance(prompt, str) else None
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            id = f"llm-{next(self._ids)}"
+            requests.append(self.assembly.door.request(id, ids, own, arrival=now))
+            texts.append(text)
+        return texts, requests
+
+    def _writers(self, requests: Sequence[Request]) -> dict[tuple[str, int], _Writer]:
+        return {
+            (request.id, choice): _Writer(self.assembly, request)
+            for request in requests
+            for choice in range(request.params.n)
+        }
+
+    def _complete(
+        self, texts: Sequence[str | None], requests: Sequence[Request], progress: bool | None
+    ) -> list[Completion]:
+        writers = self._writers(requests)
+        with _bar(len(writers), progress) as tick:
+            for event in self._events(requests):
+                writers[event.request_id, event.choice].take(event)
+                tick(len(event.tokens), event.finish is not None)
+        made = []
+        for text, request in zip(texts, requests, strict=True):
+            own = [writers[request.id, choice] for choice in range(request.params.n)]
+            choices = tuple(writer.choice() for writer in own)
+            first = own[0]
+            made.append(
+                Completion(
+                    text, tuple(request.prompt), choices, first.prompt_logprobs, first.num_cached
+                )
+            )
+        return made
+
+    def _events(self, requests: Sequence[Request]) -> Iterator[Event]:
+        """Run until all choices of `requests` have ended. Ends them if the caller stops early."""
+        open_choices = {request.id: request.params.n for request in requests}
+        mine: deque[Event] = deque()
+        try:
+            with self._lock:
+                for request in requests:
+                    self._inboxes[request.id] = mine
+                    self._engine.add(request)
+            while open_choices:
+                if not mine:
+                    self._step(mine)
+                while mine:
+                    event = mine.popleft()
+                    if event.finish is not None:
+                        open_choices[event.request_id] -= 1
+                        if not open_choices[event.request_id]:
+                            del open_choices[event.request_id]
+                    yield event
+        finally:
+            self._end(requests, open_choices)
+
+    def _step(self, mine: deque[Event]) -> None:
+        """One step of the engine, unless another thread has just brought news for `mine`."""
+        with self._lock:
+            if mine:
+                return
+            self._engine.pump(time.monotonic())
+            for event in self._engine.drain(time.monotonic()):
+                inbox = self._inboxes.get(event.request_id)
+                if inbox is not None:
+                    inbox.append(event)
+
+    def _end(self, requests: Sequence[Request], open_choices: dict[str, int]) -> None:
+        with self._lock:
+            for request in requests:
+                self._inboxes.pop(request.id, None)
+            for id in open_choices:
+                self._engine.abort(id, time.monotonic())
+
+
+def _listed(prompts: Prompts) -> list[Prompt]:
+    """One prompt or many, as a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed: list[Any] = list(prompts)
+    if listed and isinstance(listed[0], int):
+        return [listed]
+    return listed
+
+
+class _Tick:
+    """Counts for the bar."""
+
+    def __init__(self, advance: Any) -> None:
+        self._advance = advance
+        self.tokens = 0
+
+    def __call__(self, tokens: int, ended: bool) -> None:
+        self.tokens += tokens
+        if self._advance is not None:
+            self._advance(self.tokens, ended)
+
+
+@contextlib.contextmanager
+def _bar(total: int, wanted: bool | None) -> Iterator[_Tick]:
+    """A progress bar over `total` choices, or nothing."""
+    if not (wanted or (wanted is None and total > 1 and sys.stderr.isatty())):
+        yield _Tick(None)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("generating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+    )
+    start = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True), transient=wanted is None) as bar:
+        task = bar.add_task("", total=total, rate="")
+
+        def advance(tokens: int, ended: bool) -> None:
+            rate = f"{tokens / max(time.monotonic() - start, 1e-9):.0f} tok/s"
+            bar.update(task, advance=int(ended), rate=rate)
+
+        yield _Tick(advance)
+
+
+@contextlib.contextmanager
+def _loading(progress: Progress | None) -> Iterator[Progress]:
+    """The caller's callback, or bars on a terminal, or silence."""
+    if progress is not None:
+        yield progress
+    elif sys.stderr.isatty():
+        with loading_bar() as told:
+            yield told
+    else:
+        yield no_progress
+
+
+@contextlib.contextmanager
+def loading_bar() -> Iterator[Progress]:
+    """Bars on stderr for fetching and loading; nothing is shown of what is done at once."""
+    shown: dict[str, Any] = {}
+    bar: Any = None
+    start = time.monotonic()
+
+    def told(what: str, done: int, total: int) -> None:
+        nonlocal bar
+        if bar is None:
+            if time.monotonic() - start < 0.5 or done >= total > 0:
+                return
+            bar = _bytes_bar()
+            bar.start()
+        if what not in shown:
+            shown[what] = bar.add_task(what, total=total or None)
+        bar.update(shown[what], completed=done, total=total or None)
+
+    try:
+        yield told
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _bytes_bar() -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(stderr=True), transient=True)

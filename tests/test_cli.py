@@ -1,0 +1,186 @@
+"""The command line: help that teaches, one-line errors, output that machines read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from octavo import cli
+from octavo.assembly import Assembly
+from octavo.config import (
+    EngineConfig,
+    ServerConfig,
+    TalkConfig,
+    describe,
+    parse_bytes,
+    show_bytes,
+)
+from octavo.core.request import SamplingParams
+from octavo.errors import InvalidRequest
+from tests.server.fakes import FakeTokenizer, expected, expected_text, fake_template
+from tests.test_llm import fake_assembly
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EngineConfig]:
+    """Every model is the fake one; the configurations asked for are kept."""
+    asked: list[EngineConfig] = []
+
+    def assemble(config: EngineConfig, **_: Any) -> Assembly:
+        asked.append(config)
+        return fake_assembly()
+
+    monkeypatch.setattr("octavo.assembly.assemble", assemble)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return asked
+
+
+def call(*words: str, typed: str | None = None) -> Result:
+    return CliRunner().invoke(cli.cli, list(words), input=typed)
+
+
+def test_help_teaches() -> None:
+    for words in ([], ["run"], ["chat"], ["serve"], ["pull"], ["bench"], ["doctor"]):
+        result = call(*words, "--help")
+        assert result.exit_code == 0
+        assert "Examples:" in result.stdout
+        assert f"octavo {' '.join(words)}".strip() in result.stdout
+
+
+def test_every_field_is_a_flag_with_help() -> None:
+    text = " ".join(call("serve", "--help").stdout.split())
+    for config in (EngineConfig(), ServerConfig()):
+        for name, _ in describe(config):
+            assert f"--{name}" in text
+    assert "-m, --model" in text
+
+
+def test_flags_reach_the_configuration(fake: list[EngineConfig]) -> None:
+    flags = ["--kv-memory", "1.5GiB", "--threads", "3", "--no-prefix-caching", "--fp32"]
+    assert call("run", "hi", "-m", "x.gguf", *flags).exit_code == 0
+    want = EngineConfig(
+        model="x.gguf", kv_memory=1610612736, threads=3, prefix_caching=False, fp32=True
+    )
+    assert fake == [want]
+
+
+@pytest.mark.usefixtures("fake")
+def test_run_streams_the_answer_under_the_template() -> None:
+    result = call("run", "hello", "there", "-t", "0", "--max-tokens", "40")
+    prompt = fake_template([{"role": "user", "content": "hello there"}])
+    params = SamplingParams(temperature=0, max_tokens=40)
+    assert result.stdout == expected_text(expected(prompt, params))[0] + "\n"
+    assert "tok/s" in result.stderr
+
+
+@pytest.mark.usefixtures("fake")
+def test_run_raw_and_from_standard_input() -> None:
+    result = call("run", "--raw", "-q", "-t", "0", "--max-tokens", "9", "-", typed="piped")
+    params = SamplingParams(temperature=0, max_tokens=9)
+    tokens = expected(FakeTokenizer().encode("piped"), params)
+    assert result.stdout == expected_text(tokens)[0] + "\n"
+    assert result.stderr == ""
+
+
+@pytest.mark.usefixtures("fake")
+def test_run_json_is_one_object() -> None:
+    result = call("run", "--json", "-s", "be brief", "--seed", "4", "hello", "--stop", "t")
+    got = json.loads(result.stdout)
+    assert got["finish_reason"] in ("stop", "length")
+    assert got["model"] == "fake"
+    assert {"text", "prompt_tokens", "completion_tokens", "ttft_s", "tokens_per_s"} <= set(got)
+
+
+@pytest.mark.usefixtures("fake")
+def test_chat_remembers_and_obeys() -> None:
+    lines = ["hello", "/stats", "/history", "/undo", "/history", "/system a pirate", "/history",
+             "/nonsense", "/help", "/exit", "never said"]  # fmt: skip
+    result = call("chat", "-t", "0", "--max-tokens", "5", typed="\n".join(lines) + "\n")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("user: hello") == 1
+    assert "system: a pirate" in result.stdout
+    assert "tok/s" in result.stderr
+    assert "no such command: /nonsense" in result.stderr
+    assert "never said" not in result.stdout
+
+
+@pytest.mark.usefixtures("fake")
+def test_chat_ends_with_the_input() -> None:
+    assert call("chat", typed="").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["serve", "--host", "0.0.0.0"], "--api-key-file"),
+        (["serve", "--port", "99999"], "--port"),
+        (["serve", "--api-key-file", "/nonexistent/keys"], "API keys"),
+        (["run", "hi", "--temperature", "-1"], "temperature"),
+        (["run", "hi", "--kv-memory", "lots"], "1GiB"),
+        (["run", "hi", "--max-rows", "0"], "--max-rows"),
+        (["run"], "PROMPT"),
+        (["bench", "--concurrency", "0"], "1,4,16"),
+        (["pull", "no-such-model"], "no-such-model"),
+        (["run", "hi", "-s", "x" * 5000], "2048"),
+    ],
+)
+@pytest.mark.usefixtures("fake")
+def test_errors_are_one_line_that_helps(words: list[str], said: str) -> None:
+    result = call(*words)
+    assert result.exit_code in (1, 2)
+    assert "Traceback" not in result.output
+    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1
+    assert said in result.stderr
+
+
+@pytest.mark.usefixtures("fake")
+def test_pull_lists_models_for_people_and_machines() -> None:
+    assert "smollm2-135m" in call("pull").stdout
+    listed = json.loads(call("pull", "--json").stdout)
+    assert {"name", "bytes", "licence", "path"} <= set(listed[0])
+
+
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b[" in CliRunner().invoke(cli.cli, ["pull"], color=True).stdout
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in CliRunner().invoke(cli.cli, ["pull"], color=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1GiB", 2**30), ("512 MiB", 2**29), ("1.5g", 1_500_000_000), ("7", 7), ("2k", 2000),
+     ("1gb", 10**9), ("1 Ki", 1024)],
+)  # fmt: skip
+def test_sizes(text: str, count: int) -> None:
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1XB", "1.2.3G", "i"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_bytes(text)
+
+
+def test_sizes_are_shown_in_words() -> None:
+    assert show_bytes(2**30) == "1.00 GiB"
+    assert show_bytes(10) == "10 B"
+    assert dict(describe(EngineConfig(kv_memory=2**29)))["kv-memory"] == "512.00 MiB"
+
+
+def test_configurations_refuse_nonsense() -> None:
+    for make in (
+        lambda: EngineConfig(max_rows=0),
+        lambda: EngineConfig(policy="lifo"),  # type: ignore[arg-type]
+        lambda: EngineConfig(threads=0),
+        lambda: ServerConfig(port=-1),
+        lambda: ServerConfig(keepalive=0),
+        lambda: ServerConfig(host="0.0.0.0"),
+    ):
+        with pytest.raises(InvalidRequest):
+            make()
+    assert TalkConfig().temperature < 1

@@ -1,0 +1,203 @@
+"""The offline API on the fake model: order, choices, streams, failures, threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from octavo.assembly import Assembly, Parts, put_together
+from octavo.config import EngineConfig
+from octavo.core.request import FinishReason, SamplingParams
+from octavo.errors import ContextOverflow, InvalidRequest
+from octavo.llm import LLM
+from tests.server.fakes import (
+    BOS,
+    VOCAB,
+    FakeExecutor,
+    FakeTokenizer,
+    expected,
+    expected_text,
+    fake_template,
+)
+
+GREEDY = SamplingParams(temperature=0, max_tokens=30)
+
+
+def fake_assembly(executor: FakeExecutor | None = None, **knobs: Any) -> Assembly:
+    executor = executor or FakeExecutor()
+    config = EngineConfig(model="fake", **knobs)
+    parts = Parts(config, "fake", FakeTokenizer(), fake_template)
+    return put_together(parts, executor, VOCAB, "fake-weights", 2**31)
+
+
+def fake_llm(executor: FakeExecutor | None = None, **knobs: Any) -> LLM:
+    return LLM.over(fake_assembly(executor, **knobs))
+
+
+def ids(text: str) -> list[int]:
+    return [BOS, *text.encode()]
+
+
+def clean(llm: LLM) -> None:
+    snapshot = llm.assembly.engine.snapshot()
+    assert not any(snapshot[name] for name in ("running", "waiting", "blocks_held"))
+    llm.assembly.engine.scheduler.check()
+
+
+def test_completions_come_in_order_with_their_text() -> None:
+    llm = fake_llm(FakeExecutor(blocks=40))
+    texts = [f"prompt {i} " + "x" * (i * 13 % 50) for i in range(30)]
+    done = llm.generate(texts, GREEDY)
+    for text, completion in zip(texts, done, strict=True):
+        tokens = expected(ids(text), GREEDY)
+        assert completion.prompt == text
+        assert completion.prompt_token_ids == tuple(ids(text))
+        assert completion.token_ids == tuple(tokens)
+        assert (completion.text, completion.finish_reason) == expected_text(tokens)[:2]
+    clean(llm)
+
+
+def test_every_kind_of_prompt() -> None:
+    llm = fake_llm()
+    want = llm.generate("hello", GREEDY)[0]
+    assert llm.generate(ids("hello"), GREEDY)[0].token_ids == want.token_ids
+    both = llm.generate([ids("hello"), "hello"], GREEDY)
+    assert [c.token_ids for c in both] == [want.token_ids] * 2
+    assert both[0].prompt is None
+    assert llm.generate([], GREEDY) == []
+
+
+def test_params_one_for_all_or_one_each() -> None:
+    llm = fake_llm()
+    each = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 5, 9)]
+    done = llm.generate(["a", "b", "c"], each)
+    assert [len(c.token_ids) for c in done] == [1, 5, 9]
+    with pytest.raises(InvalidRequest):
+        llm.generate(["a", "b"], each)
+
+
+def test_choices_and_seeds() -> None:
+    params = SamplingParams(n=3, seed=11, max_tokens=20)
+    done = fake_llm().generate("hello", params)[0]
+    for index, choice in enumerate(done.choices):
+        assert choice.token_ids == tuple(expected(ids("hello"), params, seed=11, choice=index))
+
+
+def test_stop_strings_cut_the_text_and_end_the_work() -> None:
+    executor = FakeExecutor()
+    params = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True, stop=("t",))
+    done = fake_llm(executor).generate("hello", params)[0]
+    text, finish, used = expected_text(expected(ids("hello"), params), ("t",))
+    assert (done.text, done.finish_reason, len(done.token_ids)) == (text, finish, used)
+    assert executor.steps <= used + 2
+
+
+def test_logprobs_one_per_token_and_prompt_logprobs_one_per_prompt_token() -> None:
+    params = SamplingParams(temperature=0, max_tokens=9, logprobs=2, prompt_logprobs=1)
+    done = fake_llm().generate("hello", params)[0]
+    assert [item.token for item in done.logprobs or ()] == list(done.token_ids)
+    assert done.prompt_logprobs is not None
+    assert done.prompt_logprobs[0] is None
+    scored = [item.token for item in done.prompt_logprobs[1:] if item is not None]
+    assert scored == ids("hello")[1:]
+    assert fake_llm().generate("hello", GREEDY)[0].logprobs is None
+
+
+def test_chat_answers_one_talk_or_many() -> None:
+    llm = fake_llm()
+    talk = [{"role": "user", "content": "hello"}]
+    one = llm.chat(talk, GREEDY)
+    assert one.token_ids == tuple(expected(fake_template(talk), GREEDY))
+    many = llm.chat([talk, talk], GREEDY)
+    assert [c.token_ids for c in many] == [one.token_ids] * 2
+
+
+def test_a_stream_joins_to_the_plain_text() -> None:
+    llm = fake_llm()
+    want = llm.generate(["one", "two"], GREEDY)
+    texts, ended = ["", ""], [None, None]
+    for piece in llm.stream(["one", "two"], GREEDY):
+        texts[piece.prompt_index] += piece.text
+        ended[piece.prompt_index] = piece.finish_reason
+    assert texts == [c.text for c in want]
+    assert ended == [c.finish_reason for c in want]
+
+
+def test_a_stream_left_early_frees_everything() -> None:
+    llm = fake_llm()
+    stream = llm.stream("hello", SamplingParams(max_tokens=1000, ignore_eos=True))
+    next(stream)
+    stream.close()
+    clean(llm)
+    assert llm.generate("hello", GREEDY)[0].text
+
+
+def test_streams_may_be_open_at_once() -> None:
+    llm = fake_llm()
+    long = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    first = llm.stream("one", long)
+    head = [next(first) for _ in range(3)]
+    other = llm.generate("two", long)[0]
+    assert other.token_ids == tuple(expected(ids("two"), long))
+    tokens = [t for piece in [*head, *first] for t in piece.token_ids]
+    assert tokens == expected(ids("one"), long)
+    clean(llm)
+
+
+def test_threads_share_one_model() -> None:
+    llm = fake_llm()
+    got: dict[int, tuple[int, ...]] = {}
+
+    def work(index: int) -> None:
+        got[index] = llm.generate(f"thread {index}", GREEDY)[0].token_ids
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {i: tuple(expected(ids(f"thread {i}"), GREEDY)) for i in range(8)}
+    clean(llm)
+
+
+def test_a_request_that_fails_is_one_bad_choice() -> None:
+    llm = fake_llm()
+    bad = SamplingParams(allowed_token_ids=(5,), stop_token_ids=(5,), min_tokens=3, max_tokens=9)
+    good, failed = llm.generate(["a", "b"], [GREEDY, bad])
+    assert good.finish_reason in ("stop", "length")
+    assert failed.finish_reason == FinishReason.ERROR
+    assert "no token is allowed" in (failed.choices[0].error or "")
+    clean(llm)
+
+
+def test_what_cannot_run_is_refused_before_anything_runs() -> None:
+    executor = FakeExecutor()
+    llm = fake_llm(executor)
+    with pytest.raises(ContextOverflow):
+        llm.generate(["fine", "x" * 4000], GREEDY)
+    with pytest.raises(InvalidRequest):
+        llm.generate(["fine", [999999]], GREEDY)
+    assert executor.steps == 0
+    clean(llm)
+
+
+def test_prefix_caching_can_be_turned_off() -> None:
+    for on, hit in ((True, True), (False, False)):
+        llm = fake_llm(prefix_caching=on)
+        llm.generate("x" * 100, GREEDY)
+        assert (llm.generate("x" * 100, GREEDY)[0].num_cached > 0) is hit
+
+
+def test_importing_octavo_imports_almost_nothing() -> None:
+    code = (
+        "import sys, octavo; "
+        "heavy = {'numpy', 'tokenizers', 'torch', 'jinja2', 'rich', 'click', 'uvicorn'}; "
+        "print(sorted(heavy & set(sys.modules))); "
+        "octavo.SamplingParams; print(sorted(heavy & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["[]", "[]"]
