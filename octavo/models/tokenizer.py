@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,7 +36,8 @@ class ControlStrings:
     def __init__(self, controls: Mapping[str, Control]) -> None:
         self.controls = controls
         self.lengths = tuple(sorted({len(text) for text in controls}, reverse=True))
-        self.heads = frozenset(text[0] for text in controls)
+        heads = {form for text in controls for form in (text[0], text[0].lower(), text[0].upper())}
+        self.heads = frozenset(head for head in heads if len(head) == 1)
         self._head = re.compile("[" + re.escape("".join(sorted(self.heads))) + "]")
 
     def starts(self, text: str) -> Iterable[int]:
@@ -43,6 +45,24 @@ class ControlStrings:
         if not self.heads:
             return ()
         return (match.start() for match in self._head.finditer(text))
+
+    @cached_property
+    def _beginnings(self) -> tuple[frozenset[str], frozenset[str]]:
+        """Control strings, and their proper beginnings, in lower case."""
+        lower = frozenset(text.lower() for text in self.controls)
+        return lower, frozenset(text[:end] for text in lower for end in range(1, len(text)))
+
+    def possible(self, text: str) -> list[int]:
+        """Where a control string begins, whole or cut off by the end of the text, in any case and
+        whatever space follows: a template may join, trim or lower what it is given."""
+        whole, beginnings = self._beginnings
+        end = len(text.rstrip())
+        return [
+            at
+            for at in self.starts(text)
+            if (end - at < self.lengths[0] and text[at:end].lower() in beginnings)
+            or any(text[at : at + length].lower() in whole for length in self.lengths)
+        ]
 
     def split(self, text: str) -> list[tuple[str, Control | None]]:
         """Text as (plain text, the control that follows it) pairs; the last has None."""

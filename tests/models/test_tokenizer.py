@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidRequest
+from octavo.models import hub
+from octavo.models.gguf import read_gguf
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tokenizer"
@@ -35,9 +37,6 @@ _loaded: dict[str, Tokenizer] = {}
 
 
 def metadata(name: str) -> dict[str, Any]:
-    hub = pytest.importorskip("octavo.models.hub")
-    from octavo.models.gguf import read_gguf
-
     return read_gguf(hub.resolve(name)).metadata
 
 
