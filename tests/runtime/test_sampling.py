@@ -65,22 +65,6 @@ def test_philox_gives_the_published_vectors(isa: str) -> None:
     ]  # fmt: skip
 
 
-@isas
-def test_a_token_is_the_inverse_cdf_at_the_keyed_uniform(isa: str) -> None:
-    """The documented rule, in numpy: u from (seed, choice, position), ids in rising order."""
-    logits = gaussian(1000, 5, 1.0)
-    p = torch.softmax(torch.tensor(logits, dtype=torch.float64), 0).numpy()
-    cdf = np.cumsum(p)
-    for i in range(200):
-        seed, choice, position = 0x123456789ABCDEF0 + i, i % 7, 1000 + i
-        words = _cpu.philox((position, choice, 0, 0), (seed & 0xFFFFFFFF, seed >> 32))
-        u = ((words[1] << 32 | words[0]) >> 11) * 2.0**-53
-        want = Want(0, SampleSpec(SamplingParams(), seed, choice, position))
-        token = run(logits[None], [want], isa)[0].tokens[0]
-        assert cdf[token] > u - 1e-6
-        assert token == 0 or cdf[token - 1] <= u + 1e-6
-
-
 # --- Transformations, against transformers' processors and plain numpy ----------------------------
 
 
@@ -169,6 +153,8 @@ TRUNCATIONS = [
     {"top_p": 0.9},
     {"top_p": 0.01},
     {"top_p": 0.999},
+    {"top_p": 0.5, "temperature": 3.0},
+    {"top_p": 0.95, "min_p": 0.02},
     {"min_p": 0.05},
     {"min_p": 1.0},
     {"typical_p": 0.9},
@@ -259,6 +245,25 @@ def test_each_adjustment_alone(isa: str, fields: dict, history: bool) -> None:
     assert greedy.tokens[0] == int(
         np.argmax(expected(logits, params, past if history else None, 3))
     )
+
+
+@isas
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"top_k": 700}, {"top_p": 0.9}, {"min_p": 0.02}, {"top_p": 0.95, "min_p": 0.005}],
+)
+def test_a_token_is_the_inverse_cdf_at_the_keyed_uniform(fields: dict, isa: str) -> None:
+    """The documented rule, in numpy: u from (seed, choice, position), ids in rising order."""
+    logits, params = gaussian(5000, 5, 1.0), SamplingParams(**fields)
+    cdf = np.cumsum(expected(logits, params))
+    for i in range(100):
+        seed, choice, position = 0x123456789ABCDEF0 + i, i % 7, 1000 + i
+        words = _cpu.philox((position, choice, 0, 0), (seed & 0xFFFFFFFF, seed >> 32))
+        u = ((words[1] << 32 | words[0]) >> 11) * 2.0**-53
+        want = Want(0, SampleSpec(params, seed, choice, position))
+        token = run(logits[None], [want], isa)[0].tokens[0]
+        assert cdf[token] > u - 1e-6
+        assert token == 0 or cdf[token - 1] <= u + 1e-6
 
 
 # --- Frequencies ----------------------------------------------------------------------------------

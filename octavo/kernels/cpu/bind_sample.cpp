@@ -29,7 +29,7 @@ bool within(int64_t at, int64_t count, int64_t words) {
 
 }  // namespace
 
-// What `SampleScratch` in sample.inl carves: two 64-bit keys, four floats and an id for each id of
+// What `carve_all` in sample.inl carves: two 64-bit keys, four floats and an id for each id of
 // the vocabulary, two maxima for each 16, a sum for each 256 and a bit for each.
 size_t sample_scratch_bytes(int64_t vocab) {
   const size_t n = static_cast<size_t>(padded(vocab));

@@ -13,46 +13,46 @@
 
 namespace octavo {
 namespace {
+namespace sampling {
 
-constexpr int64_t S_LANES = 16, S_BLOCK = 256;
-constexpr float S_INF = __builtin_inff();
+constexpr int64_t LANES = 16, BLOCK = 256;
+constexpr float POS_INF = __builtin_inff();
 
-OCTAVO_INLINE int64_t s_min(int64_t a, int64_t b) { return a < b ? a : b; }
-OCTAVO_INLINE int64_t s_blocks(int64_t n) { return (n + S_BLOCK - 1) / S_BLOCK; }
+OCTAVO_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+OCTAVO_INLINE int64_t num_blocks(int64_t n) { return (n + BLOCK - 1) / BLOCK; }
 
 // The scratch, carved. Sizes in elements for n ids padded to whole blocks.
-struct SampleScratch {
-  uint64_t *keys, *spare;         // [n] each
-  float *adjusted, *weights;      // [n] each, by id
-  float* list_logit;              // [n]: candidates in rising order of id
-  float* list_weight;             // [n]
-  int32_t* list_id;               // [n]
+struct Scratch {
+  uint64_t *keys, *spare;           // [n] each
+  float *adjusted, *weights;        // [n] each, by id
+  float *list_logit, *list_weight;  // [n] each: candidates in rising order of id
+  int32_t* list_id;                 // [n]
   float *maxima, *adjusted_maxima;  // [n / 16] each
-  float* sums;                    // [n / 256]
-  uint8_t* bits;                  // [n / 8]
+  float* sums;                      // [n / 256]
+  uint8_t* bits;                    // [n / 8]
 };
 
-template <class T> OCTAVO_INLINE T* s_carve(uint8_t*& at, int64_t count) {
+template <class T> OCTAVO_INLINE T* carve(uint8_t*& at, int64_t count) {
   T* p = reinterpret_cast<T*>(at);
   at += count * static_cast<int64_t>(sizeof(T));
   return p;
 }
 
-static SampleScratch s_carve_all(void* memory, int64_t vocab) {
-  const int64_t n = s_blocks(vocab) * S_BLOCK;
+static Scratch carve_all(void* memory, int64_t vocab) {
+  const int64_t n = num_blocks(vocab) * BLOCK;
   uint8_t* at = static_cast<uint8_t*>(memory);
-  SampleScratch s;
-  s.keys = s_carve<uint64_t>(at, n);
-  s.spare = s_carve<uint64_t>(at, n);
-  s.adjusted = s_carve<float>(at, n);
-  s.weights = s_carve<float>(at, n);
-  s.list_logit = s_carve<float>(at, n);
-  s.list_weight = s_carve<float>(at, n);
-  s.list_id = s_carve<int32_t>(at, n);
-  s.maxima = s_carve<float>(at, n / 16);
-  s.adjusted_maxima = s_carve<float>(at, n / 16);
-  s.sums = s_carve<float>(at, n / 256);
-  s.bits = s_carve<uint8_t>(at, n / 8);
+  Scratch s;
+  s.keys = carve<uint64_t>(at, n);
+  s.spare = carve<uint64_t>(at, n);
+  s.adjusted = carve<float>(at, n);
+  s.weights = carve<float>(at, n);
+  s.list_logit = carve<float>(at, n);
+  s.list_weight = carve<float>(at, n);
+  s.list_id = carve<int32_t>(at, n);
+  s.maxima = carve<float>(at, n / 16);
+  s.adjusted_maxima = carve<float>(at, n / 16);
+  s.sums = carve<float>(at, n / 256);
+  s.bits = carve<uint8_t>(at, n / 8);
   return s;
 }
 
@@ -62,15 +62,16 @@ struct Field {
   int64_t n;
   const float* maxima;
   float top;
+  double* plain_total;  // the model's own logits: sum of exp(logit - top) once known; else null
 };
 
 // f(x, first id) for each vector of ids [first, after); ids beyond have logit -inf.
 template <class Fn>
-OCTAVO_INLINE void s_each(const float* logit, int64_t first, int64_t after, Fn f) {
+OCTAVO_INLINE void each_vector(const float* logit, int64_t first, int64_t after, Fn f) {
   int64_t i = first;
-  for (; i + S_LANES <= after; i += S_LANES) f(load(logit + i), i);
+  for (; i + LANES <= after; i += LANES) f(load(logit + i), i);
   if (i < after)
-    f(select(first_n(after - i), load_n(logit + i, after - i), set1(-S_INF)), i);
+    f(select(first_n(after - i), load_n(logit + i, after - i), set1(-POS_INF)), i);
 }
 
 // --- Philox4x32-10, Salmon et al. 2011 -----------------------------------------------------------
@@ -94,7 +95,7 @@ static void philox(const uint32_t counter[4], const uint32_t key[2], uint32_t ou
 }
 
 // In [0, 1), 53 bits.
-static double s_uniform(const SampleRow& row) {
+static double uniform(const SampleRow& row) {
   const uint32_t counter[4] = {static_cast<uint32_t>(row.position),
                                static_cast<uint32_t>(row.choice), 0, 0};
   const uint32_t key[2] = {static_cast<uint32_t>(row.seed), static_cast<uint32_t>(row.seed >> 32)};
@@ -106,29 +107,29 @@ static double s_uniform(const SampleRow& row) {
 // --- Passes over all ids -------------------------------------------------------------------------
 
 // Fills maxima; top is the highest of them. False if any logit is NaN.
-static bool s_scan(const float* logit, int64_t n, float* maxima, Field* out) {
-  F top = set1(-S_INF);
+static bool scan(const float* logit, int64_t n, float* maxima, Field* out) {
+  F top = set1(-POS_INF);
   M bad = ne(set1(0.0f), set1(0.0f));
-  for (int64_t b = 0; b < s_blocks(n); ++b) {
-    F high = set1(-S_INF);
-    s_each(logit, b * S_BLOCK, s_min(n, (b + 1) * S_BLOCK), [&](F x, int64_t) {
+  for (int64_t b = 0; b < num_blocks(n); ++b) {
+    F high = set1(-POS_INF);
+    each_vector(logit, b * BLOCK, least(n, (b + 1) * BLOCK), [&](F x, int64_t) {
       bad = or_(bad, ne(x, x));
       high = max(x, high);
     });
-    store(maxima + b * S_LANES, high);
+    store(maxima + b * LANES, high);
     top = max(high, top);
   }
-  *out = {logit, n, maxima, hmax(top)};
+  *out = {logit, n, maxima, hmax(top), nullptr};
   return !any(bad);
 }
 
 // The lowest id whose logit is `value`, or is NaN if value is; n if none.
-static int64_t s_find(const float* logit, int64_t n, float value) {
+static int64_t find(const float* logit, int64_t n, float value) {
   const F v = set1(value);
   const bool nan = value != value;
-  for (int64_t b = 0; b < s_blocks(n); ++b) {
+  for (int64_t b = 0; b < num_blocks(n); ++b) {
     int64_t found = n;
-    s_each(logit, b * S_BLOCK, s_min(n, (b + 1) * S_BLOCK), [&](F x, int64_t i) {
+    each_vector(logit, b * BLOCK, least(n, (b + 1) * BLOCK), [&](F x, int64_t i) {
       const uint32_t hit = bits(nan ? ne(x, x) : eq(x, v));
       if (hit != 0 && found == n) found = i + __builtin_ctz(hit);
     });
@@ -137,45 +138,56 @@ static int64_t s_find(const float* logit, int64_t n, float value) {
   return n;
 }
 
-static int32_t s_argmax(const Field& f) {
+static int32_t argmax(const Field& f) {
   const F top = set1(f.top);
   int64_t b = 0;
-  while (!any(eq(load(f.maxima + b * S_LANES), top))) ++b;
-  const int64_t first = b * S_BLOCK;
+  while (!any(eq(load(f.maxima + b * LANES), top))) ++b;
+  const int64_t first = b * BLOCK;
   return static_cast<int32_t>(
-      first + s_find(f.logit + first, s_min(S_BLOCK, f.n - first), f.top));
+      first + find(f.logit + first, least(BLOCK, f.n - first), f.top));
 }
 
 struct Warp {
   float top, inv_t;
 };
-OCTAVO_INLINE F s_exponent(F x, const Warp& w) { return mul(sub(x, set1(w.top)), set1(w.inv_t)); }
-OCTAVO_INLINE float s_exponent(float x, const Warp& w) { return (x - w.top) * w.inv_t; }
+OCTAVO_INLINE F exponent(F x, const Warp& w) { return mul(sub(x, set1(w.top)), set1(w.inv_t)); }
+OCTAVO_INLINE float exponent(float x, const Warp& w) { return (x - w.top) * w.inv_t; }
 
-// Weights exp((logit - top) / T) of ids [first, after), those below `floor` 0, handed to f; returns
-// their sum.
+// Weights exp((logit - top) / T) of block b, those below `floor` 0, handed to use(w, first id);
+// returns their sum.
 template <class Fn>
-OCTAVO_INLINE float s_weigh(const Field& f, const Warp& warp, float floor, int64_t b, Fn use) {
-  F sum[4] = {zero_f(), zero_f(), zero_f(), zero_f()};
+OCTAVO_INLINE float weigh(const Field& f, const Warp& warp, float floor, int64_t b, Fn use) {
   const F low = set1(floor);
-  s_each(f.logit, b * S_BLOCK, s_min(f.n, (b + 1) * S_BLOCK), [&](F x, int64_t i) {
-    F w = exp_(s_exponent(x, warp));
-    w = select(ge(w, low), w, zero_f());
-    sum[i / S_LANES % 4] = add(sum[i / S_LANES % 4], w);
-    use(w, i);
-  });
-  return hsum(add(add(sum[0], sum[1]), add(sum[2], sum[3])));
+  const auto one = [&](F x, int64_t i) {
+    const F w = exp_(exponent(x, warp));
+    const F kept = select(ge(w, low), w, zero_f());
+    use(kept, i);
+    return kept;
+  };
+  F s0 = zero_f(), s1 = zero_f(), s2 = zero_f(), s3 = zero_f();
+  int64_t i = b * BLOCK;
+  const int64_t after = least(f.n, i + BLOCK);
+  for (; i + 4 * LANES <= after; i += 4 * LANES) {
+    s0 = add(s0, one(load(f.logit + i), i));
+    s1 = add(s1, one(load(f.logit + i + LANES), i + LANES));
+    s2 = add(s2, one(load(f.logit + i + 2 * LANES), i + 2 * LANES));
+    s3 = add(s3, one(load(f.logit + i + 3 * LANES), i + 3 * LANES));
+  }
+  each_vector(f.logit, i, after, [&](F x, int64_t at) { s0 = add(s0, one(x, at)); });
+  return hsum(add(add(s0, s1), add(s2, s3)));
 }
 
 // Sum of all weights; sums[b] is block b's. Weights are kept only where `weights` is given.
-static double s_total(const Field& f, const Warp& warp, float floor, float* weights, float* sums) {
+static double weigh_all(const Field& f, const Warp& warp, float floor, float* weights,
+                        float* sums) {
   double total = 0;
-  for (int64_t b = 0; b < s_blocks(f.n); ++b) {
+  for (int64_t b = 0; b < num_blocks(f.n); ++b) {
     sums[b] = weights == nullptr
-                  ? s_weigh(f, warp, floor, b, [](F, int64_t) {})
-                  : s_weigh(f, warp, floor, b, [&](F w, int64_t i) { store(weights + i, w); });
+                  ? weigh(f, warp, floor, b, [](F, int64_t) {})
+                  : weigh(f, warp, floor, b, [&](F w, int64_t i) { store(weights + i, w); });
     total += static_cast<double>(sums[b]);
   }
+  if (f.plain_total != nullptr && warp.inv_t == 1 && floor <= 0) *f.plain_total = total;
   return total;
 }
 
@@ -185,30 +197,32 @@ struct Amount {
 };
 
 // Of the ids with logit >= bound.
-static Amount s_above(const Field& f, const float* weights, float bound) {
+static Amount amount_above(const Field& f, const float* weights, float bound) {
   const F low = set1(bound);
+  I count = zero_i();
   Amount a = {0, 0};
-  for (int64_t b = 0; b < s_blocks(f.n); ++b) {
-    if (!any(ge(load(f.maxima + b * S_LANES), low))) continue;
+  for (int64_t b = 0; b < num_blocks(f.n); ++b) {
+    if (!any(ge(load(f.maxima + b * LANES), low))) continue;
     F sum = zero_f();
-    s_each(f.logit, b * S_BLOCK, s_min(f.n, (b + 1) * S_BLOCK), [&](F x, int64_t i) {
+    each_vector(f.logit, b * BLOCK, least(f.n, (b + 1) * BLOCK), [&](F x, int64_t i) {
       const M in = ge(x, low);
       sum = add(sum, select(in, load(weights + i), zero_f()));
-      a.count += __builtin_popcount(bits(in));
+      count = add(count, select(in, set1(1), zero_i()));
     });
     a.mass += static_cast<double>(hsum(sum));
   }
+  a.count = hsum(count);
   return a;
 }
 
 // Of the ids whose exponent is within `radius` of `centre`.
-static Amount s_near(const Field& f, const Warp& warp, const float* weights, float centre,
+static Amount amount_near(const Field& f, const Warp& warp, const float* weights, float centre,
                      float radius) {
   Amount a = {0, 0};
-  for (int64_t b = 0; b < s_blocks(f.n); ++b) {
+  for (int64_t b = 0; b < num_blocks(f.n); ++b) {
     F sum = zero_f();
-    s_each(f.logit, b * S_BLOCK, s_min(f.n, (b + 1) * S_BLOCK), [&](F x, int64_t i) {
-      const M in = le(abs(sub(s_exponent(x, warp), set1(centre))), set1(radius));
+    each_vector(f.logit, b * BLOCK, least(f.n, (b + 1) * BLOCK), [&](F x, int64_t i) {
+      const M in = le(abs(sub(exponent(x, warp), set1(centre))), set1(radius));
       sum = add(sum, select(in, load(weights + i), zero_f()));
       a.count += __builtin_popcount(bits(in));
     });
@@ -217,10 +231,10 @@ static Amount s_near(const Field& f, const Warp& warp, const float* weights, flo
   return a;
 }
 
-static int64_t s_count(const float* x, int64_t n, float bound) {
+static int64_t count_above(const float* x, int64_t n, float bound) {
   const F low = set1(bound);
   I count = zero_i();
-  s_each(x, 0, n, [&](F v, int64_t) {
+  each_vector(x, 0, n, [&](F v, int64_t) {
     count = add(count, select(ge(v, low), set1(1), zero_i()));
   });
   return hsum(count);
@@ -228,13 +242,13 @@ static int64_t s_count(const float* x, int64_t n, float bound) {
 
 // --- Bounds that gather enough candidates, and not many more -------------------------------------
 
-OCTAVO_INLINE float s_middle(float low, float high) { return 0.5f * low + 0.5f * high; }
+OCTAVO_INLINE float middle(float low, float high) { return 0.5f * low + 0.5f * high; }
 
 // A bound reached by at least k of x, seldom by many more; -FLT_MAX if fewer than k are finite.
-static float s_bound_k(const float* x, int64_t n, float top, int64_t k) {
-  if (s_count(x, n, top) >= k) return top;
+static float bound_of_count(const float* x, int64_t n, float top, int64_t k) {
+  if (count_above(x, n, top) >= k) return top;
   float high = top, low = top, step = 1.0f;
-  while (s_count(x, n, low) < k) {
+  while (count_above(x, n, low) < k) {
     if (low == -FLT_MAX) return low;
     high = low;
     low = top - step;
@@ -242,9 +256,9 @@ static float s_bound_k(const float* x, int64_t n, float top, int64_t k) {
     step *= 2;
   }
   for (int i = 0; i < 24; ++i) {
-    const float mid = s_middle(low, high);
+    const float mid = middle(low, high);
     if (!(mid > low && mid < high)) break;
-    const int64_t count = s_count(x, n, mid);
+    const int64_t count = count_above(x, n, mid);
     if (count >= k) low = mid; else high = mid;
     if (count >= k && count <= k + k / 4 + 8) break;
   }
@@ -252,69 +266,90 @@ static float s_bound_k(const float* x, int64_t n, float top, int64_t k) {
 }
 
 // Maxima are 16 times fewer than logits, and serve as long as k is well below their number.
-static float s_bound_k(const Field& f, int64_t k) {
-  const int64_t num_maxima = s_blocks(f.n) * S_LANES;
+static float bound_of_count(const Field& f, int64_t k) {
+  const int64_t num_maxima = num_blocks(f.n) * LANES;
   if (k <= num_maxima / 4) {
-    const float bound = s_bound_k(f.maxima, num_maxima, f.top, k);
+    const float bound = bound_of_count(f.maxima, num_maxima, f.top, k);
     if (bound > -FLT_MAX) return bound;
   }
-  return s_bound_k(f.logit, f.n, f.top, k);
+  return bound_of_count(f.logit, f.n, f.top, k);
 }
 
-// Sums in different orders differ in the last bits: bounds ask for a little more than is needed.
-constexpr double S_MARGIN = 1 + 1e-5;
+// The ids at which the mass of those above reaches `mass` have logits in [low, high): at least
+// `mass` lies at or above low, `above` and less than `mass` at or above high.
+struct Bracket {
+  float low, high;
+  double above;
+};
 
-// A bound such that the ids that reach it have at least `mass`; -FLT_MAX if that takes them all.
-static float s_bound_mass(const Field& f, const Warp& warp, const float* weights, double mass) {
+// Starts from a bound known to have less, of `total` in all. Narrows where the logarithm of what
+// lies below would cross if it were linear, aiming beyond that on the side that was not moved last,
+// until sorting what is left between costs less than another pass.
+static Bracket bracket_mass(const Field& f, const Warp& warp, const float* weights, double total,
+                            double mass, float bound) {
   const float unit = 1.0f / warp.inv_t;
-  float high = f.top, low = f.top, step = 4 * unit;
-  while (s_above(f, weights, low).mass < mass * S_MARGIN) {
-    if (low == -FLT_MAX) return low;
+  Amount low_amount, high_amount = amount_above(f, weights, bound);
+  float low = bound, high = bound, step = 4 * unit;
+  for (;;) {
+    low = low - step >= -FLT_MAX && step < 128 * unit ? low - step : -FLT_MAX;
+    low_amount = amount_above(f, weights, low);
+    if (low_amount.mass >= mass || low == -FLT_MAX) break;
     high = low;
-    low = f.top - step;
-    if (!(low >= -FLT_MAX) || step > 128 * unit) low = -FLT_MAX;
+    high_amount = low_amount;
     step *= 2;
   }
-  if (low == -FLT_MAX) return low;
-  for (int i = 0; i < 6; ++i) {
-    const float mid = s_middle(low, high);
-    const Amount a = s_above(f, weights, mid);
-    if (a.mass < mass * S_MARGIN) { high = mid; continue; }
-    low = mid;
-    if (a.count <= 128) break;
+  bool moved_low = true;
+  for (int i = 0; i < 16; ++i) {
+    const int64_t between = low_amount.count - high_amount.count;
+    if (between <= f.n / 64 + 64) break;
+    const auto below = [&](double above) {
+      return log(total - above > 1e-9 * total ? total - above : 1e-9 * total);
+    };
+    const double share = (below(mass) - below(low_amount.mass)) /
+                         (below(high_amount.mass) - below(low_amount.mass));
+    const double aside = static_cast<double>(f.n) / 256 / static_cast<double>(between);
+    const double part = share + (moved_low ? aside : -aside);
+    const float mid = low + (high - low) * static_cast<float>(part < 0.05   ? 0.05
+                                                              : part > 0.95 ? 0.95
+                                                                            : part);
+    if (!(mid > low && mid < high)) break;
+    const Amount amount = amount_above(f, weights, mid);
+    moved_low = amount.mass >= mass;
+    (moved_low ? low : high) = mid;
+    (moved_low ? low_amount : high_amount) = amount;
   }
-  return low;
+  return {low, high, high_amount.mass};
 }
 
 // --- The list of candidates ----------------------------------------------------------------------
 
 // `size` candidates in rising order of id; once sorted, ranks [first, after) of `order` are kept.
 struct List {
-  const SampleScratch* s;
+  const Scratch* s;
   int64_t size;
   const uint64_t* order;  // key: falling logit above, place in the list below
   int64_t first, after;
 };
 
-OCTAVO_INLINE uint64_t s_key(float logit, int64_t place) {
+OCTAVO_INLINE uint64_t key_of(float logit, int64_t place) {
   logit += 0.0f;  // -0 and 0 are equal
   int32_t i;
   __builtin_memcpy(&i, &logit, 4);
   const uint32_t rising = static_cast<uint32_t>(i) ^ (static_cast<uint32_t>(i >> 31) | 0x80000000u);
   return static_cast<uint64_t>(~rising) << 32 | static_cast<uint64_t>(place);
 }
-OCTAVO_INLINE int64_t s_place(const List& list, int64_t rank) {
+OCTAVO_INLINE int64_t place_of(const List& list, int64_t rank) {
   return static_cast<int64_t>(list.order[rank] & 0xffffffffu);
 }
-OCTAVO_INLINE float s_weight(const List& list, int64_t rank) {
-  return list.s->list_weight[s_place(list, rank)];
+OCTAVO_INLINE float weight_of(const List& list, int64_t rank) {
+  return list.s->list_weight[place_of(list, rank)];
 }
 
 // Appends to the list the ids of block b that `in` chooses.
 template <class Fn>
-OCTAVO_INLINE int64_t s_gather(const Field& f, const SampleScratch& s, int64_t b, int64_t size,
+OCTAVO_INLINE int64_t gather(const Field& f, const Scratch& s, int64_t b, int64_t size,
                                Fn in) {
-  s_each(f.logit, b * S_BLOCK, s_min(f.n, (b + 1) * S_BLOCK), [&](F x, int64_t i) {
+  each_vector(f.logit, b * BLOCK, least(f.n, (b + 1) * BLOCK), [&](F x, int64_t i) {
     for (uint32_t hit = bits(in(x)); hit != 0; hit &= hit - 1) {
       const int64_t id = i + __builtin_ctz(hit);
       s.list_logit[size] = f.logit[id];
@@ -325,36 +360,46 @@ OCTAVO_INLINE int64_t s_gather(const Field& f, const SampleScratch& s, int64_t b
 }
 
 // The ids with logit >= bound.
-static List s_gather_above(const Field& f, const SampleScratch& s, float bound) {
+static List gather_above(const Field& f, const Scratch& s, float bound) {
   const F low = set1(bound);
   int64_t size = 0;
-  for (int64_t b = 0; b < s_blocks(f.n); ++b)
-    if (any(ge(load(f.maxima + b * S_LANES), low)))
-      size = s_gather(f, s, b, size, [&](F x) { return ge(x, low); });
+  for (int64_t b = 0; b < num_blocks(f.n); ++b)
+    if (any(ge(load(f.maxima + b * LANES), low)))
+      size = gather(f, s, b, size, [&](F x) { return ge(x, low); });
   return {&s, size, nullptr, 0, size};
 }
 
-static List s_gather_near(const Field& f, const SampleScratch& s, const Warp& warp, float centre,
+// The ids with low <= logit < high.
+static List gather_between(const Field& f, const Scratch& s, float low, float high) {
+  const F from = set1(low), to = set1(high);
+  int64_t size = 0;
+  for (int64_t b = 0; b < num_blocks(f.n); ++b)
+    if (any(ge(load(f.maxima + b * LANES), from)))
+      size = gather(f, s, b, size, [&](F x) { return and_(ge(x, from), lt(x, to)); });
+  return {&s, size, nullptr, 0, size};
+}
+
+static List gather_near(const Field& f, const Scratch& s, const Warp& warp, float centre,
                           float radius) {
   int64_t size = 0;
-  for (int64_t b = 0; b < s_blocks(f.n); ++b)
-    size = s_gather(f, s, b, size, [&](F x) {
-      return and_(le(abs(sub(s_exponent(x, warp), set1(centre))), set1(radius)),
+  for (int64_t b = 0; b < num_blocks(f.n); ++b)
+    size = gather(f, s, b, size, [&](F x) {
+      return and_(le(abs(sub(exponent(x, warp), set1(centre))), set1(radius)),
                   ge(x, set1(-FLT_MAX)));
     });
   return {&s, size, nullptr, 0, size};
 }
 
-static void s_weigh(const List& list, const Warp& warp) {
-  const SampleScratch& s = *list.s;
-  for (int64_t i = 0; i < list.size; i += S_LANES) {
-    const int64_t n = s_min(S_LANES, list.size - i);
-    store_n(s.list_weight + i, exp_(s_exponent(load_n(s.list_logit + i, n), warp)), n);
+static void weigh(const List& list, const Warp& warp) {
+  const Scratch& s = *list.s;
+  for (int64_t i = 0; i < list.size; i += LANES) {
+    const int64_t n = least(LANES, list.size - i);
+    store_n(s.list_weight + i, exp_(exponent(load_n(s.list_logit + i, n), warp)), n);
   }
 }
 
 // Stable by the key's upper half, whose lower half rises already: four passes of a byte each.
-static const uint64_t* s_radix(uint64_t* keys, uint64_t* spare, int64_t n) {
+static const uint64_t* radix_sort(uint64_t* keys, uint64_t* spare, int64_t n) {
   uint32_t starts[4][256] = {};
   for (int64_t i = 0; i < n; ++i)
     for (int d = 0; d < 4; ++d) ++starts[d][keys[i] >> (32 + 8 * d) & 255];
@@ -376,12 +421,12 @@ static const uint64_t* s_radix(uint64_t* keys, uint64_t* spare, int64_t n) {
   return keys;
 }
 
-static void s_sort(List* list) {
-  const SampleScratch& s = *list->s;
-  for (int64_t i = 0; i < list->size; ++i) s.keys[i] = s_key(s.list_logit[i], i);
+static void sort_list(List* list) {
+  const Scratch& s = *list->s;
+  for (int64_t i = 0; i < list->size; ++i) s.keys[i] = key_of(s.list_logit[i], i);
   list->order = s.keys;
   if (list->size > 48) {
-    list->order = s_radix(s.keys, s.spare, list->size);
+    list->order = radix_sort(s.keys, s.spare, list->size);
     return;
   }
   for (int64_t i = 1; i < list->size; ++i) {
@@ -392,158 +437,189 @@ static void s_sort(List* list) {
   }
 }
 
-static double s_mass(const List& list) {
+static double mass_of(const List& list) {
   double mass = 0;
-  for (int64_t r = list.first; r < list.after; ++r) mass += static_cast<double>(s_weight(list, r));
+  for (int64_t r = list.first; r < list.after; ++r) mass += static_cast<double>(weight_of(list, r));
   return mass;
 }
 
 // --- Truncation ----------------------------------------------------------------------------------
 
 // The shortest prefix that has `mass`.
-static void s_keep_mass(List* list, double mass) {
+static void keep_mass(List* list, double mass) {
   double sum = 0;
   for (int64_t r = list->first; r < list->after; ++r) {
-    sum += static_cast<double>(s_weight(*list, r));
+    sum += static_cast<double>(weight_of(*list, r));
     if (sum >= mass) list->after = r + 1;
   }
 }
 
-static void s_keep_min(List* list, float min_p) {
-  const float floor = min_p * s_weight(*list, list->first);
-  while (list->after > list->first + 1 && s_weight(*list, list->after - 1) < floor) --list->after;
+static void keep_min(List* list, float min_p) {
+  const float floor = min_p * weight_of(*list, list->first);
+  while (list->after > list->first + 1 && weight_of(*list, list->after - 1) < floor) --list->after;
 }
 
 // Those nearest to `centre`, on both sides, until they have `mass`; equally near ones all stay.
 // A token's surprise less the entropy is centre - exponent: both lack the same log of the total.
-static void s_keep_typical(List* list, const Warp& warp, float centre, double mass) {
+static void keep_typical(List* list, const Warp& warp, float centre, double mass) {
   const auto far = [&](int64_t rank) {
-    const float e = s_exponent(list->s->list_logit[s_place(*list, rank)], warp);
+    const float e = exponent(list->s->list_logit[place_of(*list, rank)], warp);
     return __builtin_fabsf(e - centre);
   };
   int64_t right = list->first;
   while (right < list->after &&
-         s_exponent(list->s->list_logit[s_place(*list, right)], warp) > centre)
+         exponent(list->s->list_logit[place_of(*list, right)], warp) > centre)
     ++right;
   int64_t left = right;  // kept: [left, right)
   double sum = 0;
   float radius = -1;
   while (left > list->first || right < list->after) {
-    const float before = left > list->first ? far(left - 1) : S_INF;
-    const float after = right < list->after ? far(right) : S_INF;
+    const float before = left > list->first ? far(left - 1) : POS_INF;
+    const float after = right < list->after ? far(right) : POS_INF;
     const float next = before <= after ? before : after;
     if (sum >= mass && next > radius) break;
     radius = next;
-    sum += static_cast<double>(s_weight(*list, before <= after ? --left : right++));
+    sum += static_cast<double>(weight_of(*list, before <= after ? --left : right++));
   }
   list->first = left;
   list->after = right;
 }
 
-static float s_centre(const List& list, const Warp& warp, double mass) {
+static float centre_of(const List& list, const Warp& warp, double mass) {
   double sum = 0;
   for (int64_t r = list.first; r < list.after; ++r) {
-    const float w = s_weight(list, r);
-    const float e = s_exponent(list.s->list_logit[s_place(list, r)], warp);
+    const float w = weight_of(list, r);
+    const float e = exponent(list.s->list_logit[place_of(list, r)], warp);
     if (w > 0) sum += static_cast<double>(w) * static_cast<double>(e);
   }
   return static_cast<float>(sum / mass);
 }
 
 // Gathers what typical_p keeps of all ids, and what is as near.
-static List s_typical_of_all(const Field& f, const SampleScratch& s, const Warp& warp,
+static List typical_of_all(const Field& f, const Scratch& s, const Warp& warp,
                              float typical_p) {
-  const double mass = s_total(f, warp, 0, s.weights, s.sums);
+  const double mass = weigh_all(f, warp, 0, s.weights, s.sums);
   double sum = 0;
-  for (int64_t b = 0; b < s_blocks(f.n); ++b) {
+  for (int64_t b = 0; b < num_blocks(f.n); ++b) {
     F part = zero_f();
-    s_each(f.logit, b * S_BLOCK, s_min(f.n, (b + 1) * S_BLOCK), [&](F x, int64_t i) {
+    each_vector(f.logit, b * BLOCK, least(f.n, (b + 1) * BLOCK), [&](F x, int64_t i) {
       const F w = load(s.weights + i);
-      part = add(part, select(gt(w, zero_f()), mul(w, s_exponent(x, warp)), zero_f()));
+      part = add(part, select(gt(w, zero_f()), mul(w, exponent(x, warp)), zero_f()));
     });
     sum += static_cast<double>(hsum(part));
   }
   const float centre = static_cast<float>(sum / mass);
   const double wanted = static_cast<double>(typical_p) * mass;
   float low = 0, high = 0.5f;
-  while (high < 256 && s_near(f, warp, s.weights, centre, high).mass < wanted * S_MARGIN) {
+  while (high < 256 && amount_near(f, warp, s.weights, centre, high).mass < wanted) {
     low = high;
     high *= 2;
   }
   for (int i = 0; i < 8 && high < 256; ++i) {
-    const float mid = s_middle(low, high);
-    const Amount a = s_near(f, warp, s.weights, centre, mid);
-    if (a.mass < wanted * S_MARGIN) { low = mid; continue; }
+    const float mid = middle(low, high);
+    const Amount a = amount_near(f, warp, s.weights, centre, mid);
+    if (a.mass < wanted) { low = mid; continue; }
     high = mid;
     if (a.count <= 128) break;
   }
-  List list = s_gather_near(f, s, warp, centre, high < 256 ? high : S_INF);
-  s_weigh(list, warp);
-  s_sort(&list);
-  s_keep_typical(&list, warp, centre, wanted);
+  List list = gather_near(f, s, warp, centre, high < 256 ? high : POS_INF);
+  weigh(list, warp);
+  sort_list(&list);
+  keep_typical(&list, warp, centre, wanted);
   return list;
 }
 
-constexpr int64_t S_NUCLEUS_GUESS = 64;
-
-// Gathers what top_p keeps of all ids: often within the likeliest few, else by bisecting the bound.
-static List s_nucleus_of_all(const Field& f, const SampleScratch& s, const Warp& warp,
-                             float top_p) {
-  const double mass = static_cast<double>(top_p) * s_total(f, warp, 0, s.weights, s.sums);
-  float bound = s_bound_k(f, s_min(S_NUCLEUS_GUESS, f.n));
-  if (s_above(f, s.weights, bound).mass < mass * S_MARGIN)
-    bound = s_bound_mass(f, warp, s.weights, mass);
-  List list = s_gather_above(f, s, bound);
-  s_weigh(list, warp);
-  s_sort(&list);
-  s_keep_mass(&list, mass);
-  return list;
-}
-
-static List s_top_k_of_all(const Field& f, const SampleScratch& s, const Warp& warp, int64_t k) {
-  List list = s_gather_above(f, s, s_bound_k(f, k));
-  s_sort(&list);
-  list.after = s_min(k, list.size);
-  s_weigh(list, warp);
-  return list;
-}
-
-// What may be chosen: a list, or all ids of weight >= floor.
+// What may be chosen: a list; or all ids, whose weights and sums are written (total > 0) or are yet
+// to be, those below `floor` being cut.
 struct Kept {
   bool listed;
   List list;
+  double total;
   float floor;
 };
 
-static Kept s_truncate(const Field& f, const SampleScratch& s, const SampleRow& row,
-                       const Warp& warp) {
+// Zeroes the weights below floor and of ids after (logit, id) in the order of falling logit.
+static double cut_weights(const Field& f, const Scratch& s, float logit, int32_t id, float floor) {
+  const F edge = set1(logit), low = set1(floor);
+  const I last = set1(id);
+  double total = 0;
+  for (int64_t b = 0; b < num_blocks(f.n); ++b) {
+    F sum = zero_f();
+    if (any(ge(load(f.maxima + b * LANES), edge)))
+      each_vector(f.logit, b * BLOCK, least(f.n, (b + 1) * BLOCK), [&](F x, int64_t i) {
+        const M after = gt(add(iota(), set1(static_cast<int32_t>(i))), last);
+        const M in = or_(gt(x, edge), and_(eq(x, edge), not_(after)));
+        const F w = load(s.weights + i);
+        const F kept = select(and_(in, ge(w, low)), w, zero_f());
+        store(s.weights + i, kept);
+        sum = add(sum, kept);
+      });
+    s.sums[b] = hsum(sum);
+    total += static_cast<double>(s.sums[b]);
+  }
+  return total;
+}
+
+constexpr int64_t NUCLEUS_GUESS = 64;
+
+// What top_p and then min_p keep of all ids: often a list of the likeliest few. Else the last id
+// kept is found between two bounds, and the weights of those after it are zeroed.
+static Kept nucleus_of_all(const Field& f, const Scratch& s, const Warp& warp,
+                           const SampleRow& row) {
+  const double total = weigh_all(f, warp, 0, s.weights, s.sums);
+  const double mass = static_cast<double>(row.top_p) * total;
+  const float bound = bound_of_count(f, least(NUCLEUS_GUESS, f.n));
+  const bool enough = bound == -FLT_MAX || amount_above(f, s.weights, bound).mass >= mass;
+  const Bracket edge =
+      enough ? Bracket{bound, POS_INF, 0} : bracket_mass(f, warp, s.weights, total, mass, bound);
+  Kept kept = {enough, gather_between(f, s, edge.low, edge.high), 0, 0};
+  weigh(kept.list, warp);
+  sort_list(&kept.list);
+  keep_mass(&kept.list, mass - edge.above);
+  if (enough) {
+    if (row.min_p > 0) keep_min(&kept.list, row.min_p);
+    return kept;
+  }
+  const int64_t last = place_of(kept.list, kept.list.after - 1);
+  kept.total = cut_weights(f, s, s.list_logit[last], s.list_id[last], row.min_p);
+  return kept;
+}
+
+static List top_k_of_all(const Field& f, const Scratch& s, const Warp& warp, int64_t k) {
+  List list = gather_above(f, s, bound_of_count(f, k));
+  sort_list(&list);
+  list.after = least(k, list.size);
+  weigh(list, warp);
+  return list;
+}
+
+static Kept truncate(const Field& f, const Scratch& s, const SampleRow& row, const Warp& warp) {
   const bool top_k = row.top_k > 0 && row.top_k < f.n;
   const bool typical = row.typical_p < 1, top_p = row.top_p < 1;
-  if (!top_k && !typical && !top_p) return {false, {}, row.min_p};
-  Kept kept = {true, {}, 0};
-  List& list = kept.list;
-  if (top_k) {
-    list = s_top_k_of_all(f, s, warp, row.top_k);
-    if (typical) {
-      const double mass = s_mass(list);
-      s_keep_typical(&list, warp, s_centre(list, warp, mass),
-                     static_cast<double>(row.typical_p) * mass);
-    }
-  } else if (typical) {
-    list = s_typical_of_all(f, s, warp, row.typical_p);
-  } else {
-    list = s_nucleus_of_all(f, s, warp, row.top_p);
+  if (!top_k && !typical) {
+    if (top_p) return nucleus_of_all(f, s, warp, row);
+    return {false, {}, 0, row.min_p};
   }
-  if (top_p && (top_k || typical))
-    s_keep_mass(&list, static_cast<double>(row.top_p) * s_mass(list));
-  if (row.min_p > 0) s_keep_min(&list, row.min_p);
-  return kept;
+  List list;
+  if (top_k) {
+    list = top_k_of_all(f, s, warp, row.top_k);
+    if (typical) {
+      const double mass = mass_of(list);
+      keep_typical(&list, warp, centre_of(list, warp, mass),
+                   static_cast<double>(row.typical_p) * mass);
+    }
+  } else {
+    list = typical_of_all(f, s, warp, row.typical_p);
+  }
+  if (top_p) keep_mass(&list, static_cast<double>(row.top_p) * mass_of(list));
+  if (row.min_p > 0) keep_min(&list, row.min_p);
+  return {true, list, 0, 0};
 }
 
 // --- Choosing among what is left: inverse CDF in rising order of id ------------------------------
 
 // The place in w[0, n) where the running sum first exceeds u of the whole.
-static int64_t s_invert(const float* w, int64_t n, double aim) {
+static int64_t invert(const float* w, int64_t n, double aim) {
   double sum = 0;
   int64_t last = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -556,42 +632,44 @@ static int64_t s_invert(const float* w, int64_t n, double aim) {
 }
 
 // Zeroes the weights of what was cut; returns the sum of the rest, in order of id.
-static double s_cut(const List& list) {
-  const SampleScratch& s = *list.s;
+static double cut(const List& list) {
+  const Scratch& s = *list.s;
   const uint64_t first = list.order[list.first], last = list.order[list.after - 1];
   double sum = 0;
   for (int64_t i = 0; i < list.size; ++i) {
-    const uint64_t key = s_key(s.list_logit[i], i);
+    const uint64_t key = key_of(s.list_logit[i], i);
     if (key < first || key > last) s.list_weight[i] = 0;
     sum += static_cast<double>(s.list_weight[i]);
   }
   return sum;
 }
 
-static int32_t s_choose(const Field& f, const SampleScratch& s, const Warp& warp, float floor,
-                        double u) {
-  const double aim = u * s_total(f, warp, floor, nullptr, s.sums);
+static int32_t choose(const Field& f, const Scratch& s, const Warp& warp, const Kept& kept,
+                      double u) {
+  if (kept.listed) {
+    const double total = cut(kept.list);
+    return s.list_id[invert(s.list_weight, kept.list.size, u * total)];
+  }
+  const bool written = kept.total > 0;
+  const double aim =
+      u * (written ? kept.total : weigh_all(f, warp, kept.floor, nullptr, s.sums));
   double sum = 0, before = 0;
   int64_t block = 0;
-  for (int64_t b = 0; b < s_blocks(f.n); ++b) {
+  for (int64_t b = 0; b < num_blocks(f.n); ++b) {
     if (!(s.sums[b] > 0)) continue;
     block = b;
     before = sum;
     sum += static_cast<double>(s.sums[b]);
     if (sum > aim) break;
   }
-  float w[S_BLOCK];
-  const int64_t first = block * S_BLOCK, n = s_min(S_BLOCK, f.n - first);
-  s_weigh(f, warp, floor, block, [&](F x, int64_t i) { store(w + (i - first), x); });
+  const int64_t first = block * BLOCK, n = least(BLOCK, f.n - first);
+  if (!written)
+    weigh(f, warp, kept.floor, block, [&](F w, int64_t i) { store(s.weights + i, w); });
+  const float* w = s.weights + first;
   double exact = 0;  // the same weights summed in order of id: the last bits differ
   for (int64_t i = 0; i < n; ++i) exact += static_cast<double>(w[i]);
   const double part = (aim - before) / static_cast<double>(s.sums[block]);
-  return static_cast<int32_t>(first + s_invert(w, n, part * exact));
-}
-
-static int32_t s_choose(const List& list, double u) {
-  const double total = s_cut(list);
-  return list.s->list_id[s_invert(list.s->list_weight, list.size, u * total)];
+  return static_cast<int32_t>(first + invert(w, n, part * exact));
 }
 
 // --- Penalties, bias, masks ----------------------------------------------------------------------
@@ -600,17 +678,17 @@ struct Failure {
   SampleError error;
   int64_t detail;
 };
-constexpr Failure S_FINE = {SampleError::NONE, 0};
+constexpr Failure FINE = {SampleError::NONE, 0};
 
-static bool s_penalised(const SampleRow& r) {
+static bool penalised(const SampleRow& r) {
   return r.num_history > 0 && (r.repetition != 1 || r.presence != 0 || r.frequency != 0);
 }
-static bool s_untouched(const SampleRow& r) {
-  return !s_penalised(r) && r.num_bias == 0 && r.num_allowed == 0 && r.num_banned == 0 &&
+static bool untouched(const SampleRow& r) {
+  return !penalised(r) && r.num_bias == 0 && r.num_allowed == 0 && r.num_banned == 0 &&
          r.num_suppress == 0 && r.mask_bytes == 0;
 }
 
-static Failure s_penalise(const SampleRow& r, int64_t n, float* z, int32_t* count) {
+static Failure penalise(const SampleRow& r, int64_t n, float* z, int32_t* count) {
   const int32_t* ids = r.data + r.history_at;
   for (int64_t i = 0; i < r.num_history; ++i) {
     if (static_cast<uint32_t>(ids[i]) >= n) return {SampleError::BAD_ID, ids[i]};
@@ -627,10 +705,10 @@ static Failure s_penalise(const SampleRow& r, int64_t n, float* z, int32_t* coun
     if (times > 0) x -= r.presence;
     z[id] = x;
   }
-  return S_FINE;
+  return FINE;
 }
 
-static Failure s_bias(const SampleRow& r, int64_t n, float* z) {
+static Failure add_bias(const SampleRow& r, int64_t n, float* z) {
   const int32_t* ids = r.data + r.bias_at;
   for (int64_t i = 0; i < r.num_bias; ++i) {
     if (static_cast<uint32_t>(ids[i]) >= n) return {SampleError::BAD_ID, ids[i]};
@@ -638,26 +716,26 @@ static Failure s_bias(const SampleRow& r, int64_t n, float* z) {
     __builtin_memcpy(&bias, ids + r.num_bias + i, 4);
     z[ids[i]] += bias;
   }
-  return S_FINE;
+  return FINE;
 }
 
 // z is padded to whole blocks; bits cover n ids.
-static void s_apply_bits(const uint8_t* allow, int64_t n, float* z) {
-  static const int32_t LANE[16] = {1,      2,      4,       8,       0x10,    0x20,   0x40,   0x80,
-                                   0x100,  0x200,  0x400,   0x800,   0x1000,  0x2000, 0x4000, 0x8000};
+static void apply_bits(const uint8_t* allow, int64_t n, float* z) {
+  static const int32_t LANE[16] = {0x1,   0x2,   0x4,   0x8,   0x10,   0x20,   0x40,   0x80,
+                                   0x100, 0x200, 0x400, 0x800, 0x1000, 0x2000, 0x4000, 0x8000};
   const I lane = load(LANE);
   const int64_t num_bytes = (n + 7) / 8;
-  for (int64_t i = 0; i < n; i += S_LANES) {
+  for (int64_t i = 0; i < n; i += LANES) {
     const int64_t at = i / 8;
     const int32_t high = at + 1 < num_bytes ? allow[at + 1] : 0;
     const int32_t word = allow[at] | high << 8;
     if (word == 0xffff) continue;
     const M off = eq(and_(set1(word), lane), zero_i());
-    store(z + i, select(off, set1(-S_INF), load(z + i)));
+    store(z + i, select(off, set1(-POS_INF), load(z + i)));
   }
 }
 
-static Failure s_mask(const SampleRow& r, int64_t n, float* z, uint8_t* allow) {
+static Failure apply_masks(const SampleRow& r, int64_t n, float* z, uint8_t* allow) {
   if (r.num_allowed > 0) {
     __builtin_memset(allow, 0, static_cast<size_t>((n + 7) / 8));
     const int32_t* ids = r.data + r.allowed_at;
@@ -665,66 +743,64 @@ static Failure s_mask(const SampleRow& r, int64_t n, float* z, uint8_t* allow) {
       if (static_cast<uint32_t>(ids[i]) >= n) return {SampleError::BAD_ID, ids[i]};
       allow[ids[i] >> 3] |= static_cast<uint8_t>(1 << (ids[i] & 7));
     }
-    s_apply_bits(allow, n, z);
+    apply_bits(allow, n, z);
   }
   if (r.mask_bytes > 0) {
     if (r.mask_bytes < (n + 7) / 8) return {SampleError::SHORT_MASK, r.mask_bytes};
-    s_apply_bits(reinterpret_cast<const uint8_t*>(r.data + r.mask_at), n, z);
+    apply_bits(reinterpret_cast<const uint8_t*>(r.data + r.mask_at), n, z);
   }
   for (int64_t i = 0; i < r.num_banned; ++i) {
     const int32_t id = r.data[r.banned_at + i];
     if (static_cast<uint32_t>(id) >= n) return {SampleError::BAD_ID, id};
-    z[id] = -S_INF;
+    z[id] = -POS_INF;
   }
   for (int64_t i = 0; i < r.num_suppress; ++i) {  // an id beyond the vocabulary is out of reach
     const int32_t id = r.data[r.suppress_at + i];
-    if (static_cast<uint32_t>(id) < n) z[id] = -S_INF;
+    if (static_cast<uint32_t>(id) < n) z[id] = -POS_INF;
   }
-  return S_FINE;
+  return FINE;
 }
 
 // --- One row -------------------------------------------------------------------------------------
 
-static Failure s_broken(const Field& f, bool numbers) {
-  if (!numbers) return {SampleError::NOT_A_NUMBER, s_find(f.logit, f.n, __builtin_nanf(""))};
-  if (f.top == S_INF) return {SampleError::INFINITE, s_find(f.logit, f.n, S_INF)};
-  if (f.top == -S_INF) return {SampleError::ALL_MASKED, 0};
-  return S_FINE;
+static Failure broken(const Field& f, bool numbers) {
+  if (!numbers) return {SampleError::NOT_A_NUMBER, find(f.logit, f.n, __builtin_nanf(""))};
+  if (f.top == POS_INF) return {SampleError::INFINITE, find(f.logit, f.n, POS_INF)};
+  if (f.top == -POS_INF) return {SampleError::ALL_MASKED, 0};
+  return FINE;
 }
 
 // The logits to choose from: the model's own, or a copy with the row's penalties, bias and masks.
-static Failure s_adjust(const Field& raw, const SampleRow& row, const SampleScratch& s,
+static Failure adjust(const Field& raw, const SampleRow& row, const Scratch& s,
                         Field* out) {
   *out = raw;
-  if (s_untouched(row)) return S_FINE;
+  if (untouched(row)) return FINE;
   float* const z = s.adjusted;
-  s_each(raw.logit, 0, raw.n, [&](F x, int64_t i) { store(z + i, x); });
-  Failure failure = S_FINE;
-  if (s_penalised(row)) failure = s_penalise(row, raw.n, z, reinterpret_cast<int32_t*>(s.keys));
-  if (failure.error == SampleError::NONE) failure = s_bias(row, raw.n, z);
-  if (failure.error == SampleError::NONE) failure = s_mask(row, raw.n, z, s.bits);
+  each_vector(raw.logit, 0, raw.n, [&](F x, int64_t i) { store(z + i, x); });
+  Failure failure = FINE;
+  if (penalised(row)) failure = penalise(row, raw.n, z, reinterpret_cast<int32_t*>(s.keys));
+  if (failure.error == SampleError::NONE) failure = add_bias(row, raw.n, z);
+  if (failure.error == SampleError::NONE) failure = apply_masks(row, raw.n, z, s.bits);
   if (failure.error != SampleError::NONE) return failure;
-  const bool numbers = s_scan(z, raw.n, s.adjusted_maxima, out);
-  return s_broken(*out, numbers);
+  const bool numbers = scan(z, raw.n, s.adjusted_maxima, out);
+  return broken(*out, numbers);
 }
 
-static Warp s_warp(const Field& f, float temperature) {
+static Warp warp_of(const Field& f, float temperature) {
   const float inv_t = 1.0f / temperature;
   return {f.top, inv_t <= FLT_MAX ? inv_t : FLT_MAX};
 }
 
-static int32_t s_token(const Field& f, const SampleScratch& s, const SampleRow& row) {
-  if (row.temperature == 0) return s_argmax(f);
-  const Warp warp = s_warp(f, row.temperature);
-  const Kept kept = s_truncate(f, s, row, warp);
-  const double u = s_uniform(row);
-  return kept.listed ? s_choose(kept.list, u) : s_choose(f, s, warp, kept.floor, u);
+static int32_t choose_token(const Field& f, const Scratch& s, const SampleRow& row) {
+  if (row.temperature == 0) return argmax(f);
+  const Warp warp = warp_of(f, row.temperature);
+  return choose(f, s, warp, truncate(f, s, row, warp), uniform(row));
 }
 
-static void s_logprobs(const Field& raw, const SampleScratch& s, const SampleRow& row,
+static void fill_logprobs(const Field& raw, const Scratch& s, const SampleRow& row,
                        SampleOut* out) {
-  const Warp plain = {raw.top, 1.0f};
-  const double log_total = log(s_total(raw, plain, 0, nullptr, s.sums));
+  if (*raw.plain_total == 0) weigh_all(raw, {raw.top, 1.0f}, 0, nullptr, s.sums);
+  const double log_total = log(*raw.plain_total);
   const auto logprob = [&](float x) {
     return static_cast<float>(static_cast<double>(x) - static_cast<double>(raw.top) - log_total);
   };
@@ -732,71 +808,77 @@ static void s_logprobs(const Field& raw, const SampleScratch& s, const SampleRow
   if (row.target >= 0) out->score = logprob(raw.logit[row.target]);
   const int64_t k = row.num_logprobs > row.target_top ? row.num_logprobs : row.target_top;
   if (k <= 0) return;
-  List list = s_gather_above(raw, s, s_bound_k(raw, k));
-  s_sort(&list);
-  out->num_top = static_cast<int32_t>(s_min(k, list.size));
+  List list = gather_above(raw, s, bound_of_count(raw, k));
+  sort_list(&list);
+  out->num_top = static_cast<int32_t>(least(k, list.size));
   for (int32_t i = 0; i < out->num_top; ++i) {
-    const int64_t place = s_place(list, i);
+    const int64_t place = place_of(list, i);
     out->top_id[i] = s.list_id[place];
     out->top_logprob[i] = logprob(s.list_logit[place]);
   }
 }
 
-static Failure s_sample(const float* logits, int64_t vocab, const SampleRow& row,
-                        const SampleScratch& s, SampleOut* out) {
+static Failure sample_row(const float* logits, int64_t vocab, const SampleRow& row,
+                        const Scratch& s, SampleOut* out) {
   Field raw;
-  const bool numbers = s_scan(logits, vocab, s.maxima, &raw);
-  Failure failure = s_broken(raw, numbers);
+  const bool numbers = scan(logits, vocab, s.maxima, &raw);
+  Failure failure = broken(raw, numbers);
   if (failure.error != SampleError::NONE) return failure;
+  double plain_total = 0;
+  raw.plain_total = &plain_total;
   if (row.target >= vocab) return {SampleError::BAD_ID, row.target};
   if (row.temperature >= 0) {
     Field field;
-    failure = s_adjust(raw, row, s, &field);
+    failure = adjust(raw, row, s, &field);
     if (failure.error != SampleError::NONE) return failure;
-    out->token = s_token(field, s, row);
+    out->token = choose_token(field, s, row);
   }
   if (row.target >= 0 || (row.temperature >= 0 && row.num_logprobs >= 0))
-    s_logprobs(raw, s, row, out);
-  return S_FINE;
+    fill_logprobs(raw, s, row, out);
+  return FINE;
+}
+
+static SampleError probabilities(const float* logits, int64_t vocab, const SampleRow* row,
+                                 void* scratch, float* out) {
+  const Scratch s = carve_all(scratch, vocab);
+  Field raw, f;
+  const bool numbers = scan(logits, vocab, s.maxima, &raw);
+  Failure failure = broken(raw, numbers);
+  if (failure.error == SampleError::NONE) failure = adjust(raw, *row, s, &f);
+  if (failure.error != SampleError::NONE) return failure.error;
+  __builtin_memset(out, 0, static_cast<size_t>(vocab) * sizeof(float));
+  if (row->temperature <= 0) {
+    out[argmax(f)] = 1;
+    return SampleError::NONE;
+  }
+  const Warp warp = warp_of(f, row->temperature);
+  const Kept kept = truncate(f, s, *row, warp);
+  if (kept.listed) {
+    const double total = cut(kept.list);
+    for (int64_t i = 0; i < kept.list.size; ++i)
+      out[s.list_id[i]] = static_cast<float>(static_cast<double>(s.list_weight[i]) / total);
+    return SampleError::NONE;
+  }
+  const bool written = kept.total > 0;
+  const double total = written ? kept.total : weigh_all(f, warp, kept.floor, s.weights, s.sums);
+  for (int64_t i = 0; i < vocab; ++i)
+    if (s.sums[i / BLOCK] > 0)
+      out[i] = static_cast<float>(static_cast<double>(s.weights[i]) / total);
+  return SampleError::NONE;
 }
 
 static void sample(const float* logits, int64_t vocab, const SampleRow* row, void* scratch,
                    SampleOut* out) {
   __builtin_memset(out, 0, sizeof *out);
   out->token = -1;
-  const Failure failure = s_sample(logits, vocab, *row, s_carve_all(scratch, vocab), out);
+  const Failure failure = sample_row(logits, vocab, *row, carve_all(scratch, vocab), out);
   out->error = failure.error;
   out->detail = static_cast<int32_t>(failure.detail);
 }
 
-static SampleError probabilities(const float* logits, int64_t vocab, const SampleRow* row,
-                                 void* scratch, float* out) {
-  const SampleScratch s = s_carve_all(scratch, vocab);
-  Field raw, f;
-  const bool numbers = s_scan(logits, vocab, s.maxima, &raw);
-  Failure failure = s_broken(raw, numbers);
-  if (failure.error == SampleError::NONE) failure = s_adjust(raw, *row, s, &f);
-  if (failure.error != SampleError::NONE) return failure.error;
-  __builtin_memset(out, 0, static_cast<size_t>(vocab) * sizeof(float));
-  if (row->temperature <= 0) {
-    out[s_argmax(f)] = 1;
-    return SampleError::NONE;
-  }
-  const Warp warp = s_warp(f, row->temperature);
-  const Kept kept = s_truncate(f, s, *row, warp);
-  if (kept.listed) {
-    const double total = s_cut(kept.list);
-    for (int64_t i = 0; i < kept.list.size; ++i)
-      out[s.list_id[i]] = static_cast<float>(static_cast<double>(s.list_weight[i]) / total);
-    return SampleError::NONE;
-  }
-  const double total = s_total(f, warp, kept.floor, s.weights, s.sums);
-  for (int64_t i = 0; i < vocab; ++i)
-    out[i] = static_cast<float>(static_cast<double>(s.weights[i]) / total);
-  return SampleError::NONE;
-}
+}  // namespace sampling
 
-constexpr SampleTable SAMPLE{&sample, &probabilities, &philox};
+constexpr SampleTable SAMPLE{&sampling::sample, &sampling::probabilities, &sampling::philox};
 
 }  // namespace
 }  // namespace octavo
