@@ -77,6 +77,7 @@ async def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=5,
         timeout_keep_alive=75,
         backlog=2048,
