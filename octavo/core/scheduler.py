@@ -189,7 +189,9 @@ class Scheduler:
         """Give running sequences that need one token theirs; return those that need more."""
         longer = []
         size = self.blocks.block_size
-        room = min(plan.tokens, plan.rows, plan.outputs)
+        # With several batches in flight each takes its share, or the others would have no rows.
+        share = -(-len(self._running) // self.capacity.depth)
+        room = min(plan.tokens, plan.rows, plan.outputs, share)
         # A preempted sequence stands behind the one it gives way to, so the loop is safe.
         for seq in self._running:
             start = seq.num_scheduled
