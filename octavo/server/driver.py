@@ -8,7 +8,6 @@ the running step. An exception in `add` concerns that request alone; one out of 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import queue
 import threading
@@ -17,12 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.core.request import Event, Request
+from octavo.core.request import Event, FinishReason, Request
 from octavo.errors import EngineError
 
 log = logging.getLogger("octavo")
-
-BLOCKED_PAUSE = 0.002
 
 
 class EngineLike(Protocol):
@@ -102,8 +99,7 @@ class Driver:
         self._routes: dict[str, tuple[Ticket, int]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
-        self._outbox: list[tuple[str | Ticket, Event | Admitted | Failed]] = []
-        self._blocked = False
+        self._stop = False
 
     def start(self) -> None:
         """Start the thread; news goes to the running loop."""
@@ -158,41 +154,40 @@ class Driver:
     # ---- the engine's thread ----
 
     def _run(self) -> None:
+        outbox: list[tuple[str | Ticket, Event | Admitted | Failed]] = []
+        self._outbox = outbox
         try:
             while self._obey():
-                self._step()
+                running = self._engine.pump(self.clock())
+                if outbox:
+                    self._post(outbox.copy())
+                    outbox.clear()
+                if running or self._engine.has_work:
+                    for event in self._engine.drain(self.clock()):
+                        outbox.append((event.request_id, event))
+                    self.progress = self.clock()
         except Exception as error:
             log.exception("the engine failed")
             self.failed = error if isinstance(error, EngineError) else EngineError(str(error))
+            self._post([])
         finally:
-            self._post()
-
-    def _step(self) -> None:
-        running = self._engine.pump(self.clock())
-        if self._outbox:
-            self._post()
-        if running or self._engine.has_work:
-            events = self._engine.drain(self.clock())
-            self._outbox.extend((event.request_id, event) for event in events)
-            self.progress = self.clock()
-            # Work that cannot go on yet is no reason to spin.
-            self._blocked = not running and not events
+            if outbox:
+                self._post(outbox.copy())
 
     def _obey(self) -> bool:
         """Carry out what has been asked; sleep while there is nothing to do."""
-        idle = not self._engine.has_work and not self._outbox
-        wait: float | None = None if idle else BLOCKED_PAUSE if self._blocked else 0.0
-        self._blocked = False
+        wait = not self._engine.has_work and not self._outbox
         while True:
             try:
-                command = self._commands.get(wait != 0.0, wait)
+                command = self._commands.get(block=wait)
             except queue.Empty:
                 return True
             if command is None:
                 return False
-            self.progress = self.clock() if idle else self.progress
+            if wait:
+                self.progress = self.clock()
             command()
-            wait = 0.0
+            wait = False
 
     def _admit(self, ticket: Ticket) -> None:
         for done, request in enumerate(ticket.requests):
@@ -208,12 +203,12 @@ class Driver:
         for id in ids:
             self._engine.abort(id, self.clock())
 
-    def _post(self) -> None:
-        """Hand the news over: one call into the loop."""
+    def _post(self, news: list[tuple[str | Ticket, Event | Admitted | Failed]]) -> None:
         assert self._loop is not None
-        news, self._outbox = self._outbox, []
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+        try:
             self._loop.call_soon_threadsafe(self._deliver, news)
+        except RuntimeError:  # the loop is closed: nobody is left to tell
+            self._stop = True
 
     # ---- back in the loop ----
 
@@ -226,7 +221,7 @@ class Driver:
                     continue
                 ticket, base = route
                 if item.finish is not None or item.error is not None:
-                    self._ended(ticket)
+                    self._ended(ticket, item)
                 ticket.push((base + item.choice, item))
             elif isinstance(to, Ticket):
                 if isinstance(item, Failed):
@@ -236,9 +231,9 @@ class Driver:
         if self.failed is not None:
             self._fail_all(self.failed)
 
-    def _ended(self, ticket: Ticket) -> None:
+    def _ended(self, ticket: Ticket, event: Event) -> None:
         ticket.left -= 1
-        if ticket.left == 0:
+        if ticket.left == 0 or event.finish in (FinishReason.ERROR, None):
             self._forget(ticket)
 
     def _forget(self, ticket: Ticket) -> None:

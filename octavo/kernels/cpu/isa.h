@@ -10,8 +10,7 @@ struct SampleTable;
 struct AttentionTable;
 struct RowTable;
 
-// One per instruction set, defined by that set's unit. A member is null only where the source it
-// comes from is not part of the build.
+// One per instruction set, defined by that set's unit.
 struct Kernels {
   const char* name;  // "avx512", "avx2", "portable"
   const LinearTable* linear;

@@ -1,8 +1,6 @@
 // The avx2 unit: everything in it has internal linkage except its table.
 #include "isa.h"
-#if __has_include("vec_avx2.h")
 #include "vec_avx2.h"
-#endif
 
 #define OCTAVO_KERNELS KERNELS_AVX2
 #define OCTAVO_NAME "avx2"

@@ -1,8 +1,6 @@
 // The avx512 unit: everything in it has internal linkage except its table.
 #include "isa.h"
-#if __has_include("vec_avx512.h")
 #include "vec_avx512.h"
-#endif
 
 #define OCTAVO_KERNELS KERNELS_AVX512
 #define OCTAVO_NAME "avx512"

@@ -1,8 +1,6 @@
 // The portable unit: everything in it has internal linkage except its table.
 #include "isa.h"
-#if __has_include("vec_portable.h")
 #include "vec_portable.h"
-#endif
 
 #define OCTAVO_KERNELS KERNELS_PORTABLE
 #define OCTAVO_NAME "portable"

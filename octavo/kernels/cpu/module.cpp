@@ -32,13 +32,7 @@ std::vector<std::string> isa_names() {
 NB_MODULE(_cpu, m) {
   m.doc() = "CPU kernels and the program executor; see octavo.kernels.";
   m.def("isas", &octavo::isa_names, "Names of the instruction sets usable here, best first.");
-#ifdef OCTAVO_HAS_LINEAR
   octavo::bind_linear(m);
-#endif
-#ifdef OCTAVO_HAS_SAMPLE
   octavo::bind_sample(m);
-#endif
-#ifdef OCTAVO_HAS_EXECUTOR
   octavo::bind_executor(m);
-#endif
 }

@@ -1,0 +1,47 @@
+// Paged attention over blocks of 32 tokens, in fixed splits of 256 tokens anchored at position 0.
+#pragma once
+#include "contract.h"
+
+namespace octavo {
+
+constexpr int SPLIT_TOKENS = 256;
+constexpr int TILE_ROWS = 12;
+constexpr int MAX_HEAD_DIM = 256;
+
+// One sequence and one kv head. Row r of it is token r / group, q head r % group of the group.
+struct AttendArgs {
+  const float* q;          // row r at q + (r / group) * q_ld + (r % group) * dim
+  int64_t q_ld;
+  float* out;              // likewise
+  int64_t out_ld;
+  const uint8_t* kv;       // this layer's and head's part of block 0: K, then V
+  int64_t block_bytes;     // from one block to the next
+  const int32_t* table;    // the sequence's block table
+  int64_t start;           // absolute position of the sequence's first token in this step
+  int64_t window;          // a token sees itself and window - 1 before it; 0: all
+  int32_t group, dim;
+  float scale;
+  bool fp32;               // the cache holds f32
+};
+
+// What one tile has gathered from some splits: m[rows], l[rows], o[rows][dim] as floats.
+constexpr int64_t attend_state_floats(int64_t rows, int64_t dim) { return rows * (dim + 2); }
+
+struct AttentionTable {
+  // Attends rows row0 .. row0+rows (<= TILE_ROWS) to the splits split0 .. split1, folding each into
+  // `state` in order. fresh: state holds nothing yet.
+  void (*attend)(const AttendArgs& a, int64_t row0, int rows, int64_t split0, int64_t split1,
+                 float* state, bool fresh);
+  // Folds the state of a later split into that of earlier ones: what attend() does itself.
+  void (*fold)(float* state, const float* part, int rows, int dim);
+  // Divides by the sums and writes the rows out.
+  void (*finish)(const AttendArgs& a, int64_t row0, int rows, const float* state);
+};
+
+// The splits that rows row0 .. row0+rows of a sequence see.
+struct SplitRange {
+  int64_t begin, end;
+};
+SplitRange attend_splits(const AttendArgs& a, int64_t row0, int64_t rows);  // in executor.cpp
+
+}  // namespace octavo

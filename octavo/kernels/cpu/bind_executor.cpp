@@ -1,0 +1,332 @@
+// Python's view of the executor, and of single kernels for tests.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "executor.h"
+#include "pack.h"
+#include "probe.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+namespace {
+
+using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+using Matrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Output = nb::ndarray<nb::numpy, float>;
+
+// A contiguous buffer of int32, held for the length of a call.
+class Ints {
+ public:
+  explicit Ints(nb::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_C_CONTIGUOUS) != 0) throw nb::python_error();
+    if (view_.len % 4 != 0) {
+      PyBuffer_Release(&view_);
+      throw std::invalid_argument("a buffer of int32 is expected");
+    }
+  }
+  ~Ints() { PyBuffer_Release(&view_); }
+  Ints(const Ints&) = delete;
+  Ints& operator=(const Ints&) = delete;
+  const int32_t* data() const { return static_cast<const int32_t*>(view_.buf); }
+  int64_t size() const { return view_.len / 4; }
+
+ private:
+  Py_buffer view_;
+};
+
+Output new_output(std::vector<size_t> shape) {
+  size_t n = 1;
+  for (size_t s : shape) n *= s;
+  auto* data = new float[n]();
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  return Output(data, shape.size(), shape.data(), owner);
+}
+
+const Kernels& kernels_of(const std::string& isa) {
+  const Kernels* k = find_isa(isa.c_str());
+  if (k == nullptr) throw std::invalid_argument("instruction set not usable here: " + isa);
+  return *k;
+}
+
+// --- The executor ---
+
+struct OpName {
+  const char* name;
+  OpKind kind;
+};
+constexpr OpName OP_NAMES[NUM_OP_KINDS] = {
+    {"embed", OpKind::Embed},
+    {"norm_qkv", OpKind::NormQkv},
+    {"attend", OpKind::Attend},
+    {"out_residual", OpKind::OutResidual},
+    {"norm_gate_up_act", OpKind::NormGateUpAct},
+    {"down_residual", OpKind::DownResidual},
+    {"final_norm_head", OpKind::FinalNormHead},
+};
+
+// The packed weights that an executor points into must outlive it.
+struct BoundExecutor {
+  Executor executor;
+  std::vector<Packed> weights;
+  explicit BoundExecutor(const ExecutorConfig& config) : executor(config) {}
+};
+
+void add_op(BoundExecutor& self, const std::string& name, const std::vector<int32_t>& inputs,
+            int32_t out, const std::vector<Packed*>& weights,
+            const std::map<std::string, Floats>& vectors,
+            const std::map<std::string, double>& numbers) {
+  OpSpec op{};
+  const OpName* known = std::find_if(std::begin(OP_NAMES), std::end(OP_NAMES),
+                                     [&](const OpName& n) { return name == n.name; });
+  if (known == std::end(OP_NAMES)) throw std::invalid_argument("no op is called " + name);
+  op.kind = known->kind;
+  op.x = inputs.at(0);
+  op.residual = inputs.size() > 1 ? inputs[1] : -1;
+  op.out = out;
+  for (const Packed* w : weights) {
+    self.weights.push_back(*w);
+    op.weights.push_back(w->weight);
+  }
+  auto vector = [&](const char* key) -> const float* {
+    auto at = vectors.find(key);
+    if (at == vectors.end()) return nullptr;
+    return self.executor.keep_vector(at->second.data(), int64_t(at->second.size()));
+  };
+  auto number = [&](const char* key, double otherwise) {
+    auto at = numbers.find(key);
+    return at == numbers.end() ? otherwise : at->second;
+  };
+  op.norm = vector("norm");
+  op.post_norm = vector("post_norm");
+  op.bias = vector("bias");
+  op.q_norm = vector("q_norm");
+  op.k_norm = vector("k_norm");
+  op.layer = int64_t(number("layer", 0));
+  op.rope = int64_t(number("rope", 0));
+  op.window = int64_t(number("window", 0));
+  op.eps = float(number("eps", 0));
+  op.scale = float(number("scale", 1));
+  op.act = number("gelu_tanh", 0) != 0 ? Act::GeluTanh : Act::Silu;
+  self.executor.add_op(std::move(op));
+}
+
+nb::bytes run(BoundExecutor& self, nb::handle rows, nb::handle tokens, nb::handle tables,
+              nb::handle wanted, const nb::bytes& samples, nb::handle data,
+              std::optional<Matrix> logits, bool eager) {
+  const Ints r(rows), t(tokens), b(tables), w(wanted), d(data);
+  if (r.size() % 4 != 0 || samples.size() != size_t(w.size()) * sizeof(SampleRow))
+    throw std::invalid_argument("rows must be fours, and samples one record per wanted token");
+  std::vector<SampleRow> specs(size_t(w.size()));
+  if (!specs.empty()) std::memcpy(specs.data(), samples.data(), samples.size());
+  if (const char* wrong = link_sample_rows(specs.data(), w.size(), d.data(), d.size()))
+    throw std::invalid_argument(wrong);
+  if (logits && (int64_t(logits->shape(0)) != w.size() ||
+                 int64_t(logits->shape(1)) != self.executor.config().vocab))
+    throw std::invalid_argument("logits must be float32 [wanted, vocab]");
+  const StepInput step{r.data(), r.size() / 4, t.data(), t.size(),    b.data(),
+                       b.size(), w.data(),     w.size(), specs.data()};
+  std::vector<SampleOut> out(specs.size());
+  float* logits_out = logits ? logits->data() : nullptr;
+  const char* wrong;
+  {
+    nb::gil_scoped_release release;
+    wrong = eager ? self.executor.run_eagerly(step, out.data(), logits_out)
+                  : self.executor.run(step, out.data(), logits_out);
+  }
+  if (wrong != nullptr) throw std::invalid_argument(wrong);
+  return nb::bytes(out.data(), out.size() * sizeof(SampleOut));
+}
+
+nb::dict timing(const BoundExecutor& self) {
+  const Executor::Timing& t = self.executor.timing;
+  nb::dict d;
+  d["steps"] = t.steps;
+  d["total"] = double(t.ns) * 1e-9;
+  for (const OpName& n : OP_NAMES) d[n.name] = double(t.op_ns[int(n.kind)]) * 1e-9;
+  d["sample"] = double(t.sample_ns) * 1e-9;
+  return d;
+}
+
+nb::dict memory(const BoundExecutor& self) {
+  const Executor::Memory m = self.executor.memory();
+  nb::dict d;
+  d["kv"] = m.kv;
+  d["arena"] = m.arena;
+  d["scratch"] = m.scratch;
+  d["vectors"] = m.vectors;
+  return d;
+}
+
+// --- Single kernels, for tests ---
+
+// One sequence of start + n tokens whose keys and values go into a cache with shuffled blocks, every
+// other byte of which is 0xff (NaN in both formats); then its last n tokens attend.
+Output attend(const Floats& q, const Floats& k, const Floats& v, double scale, int64_t window,
+              int threads, bool fp32, const std::string& isa) {
+  if (q.ndim() != 3 || k.ndim() != 3 || v.ndim() != 3)
+    throw std::invalid_argument("q [n, heads, dim], k and v [context, kv heads, dim]");
+  const Kernels& kernels = kernels_of(isa);
+  const HeadShape heads{int32_t(q.shape(1)), int32_t(k.shape(1)), int32_t(q.shape(2))};
+  const int64_t n = int64_t(q.shape(0)), context = int64_t(k.shape(0)), dim = heads.head_dim;
+  KvCache kv = KvCache::shape(2, heads, fp32);
+  const int64_t blocks = (context + 31) / 32;
+  kv.num_blocks = blocks + 3;
+  std::vector<uint8_t> cache(size_t(kv.num_blocks * kv.block_bytes + 64), 0xff);
+  kv.data = cache.data() + (64 - reinterpret_cast<uintptr_t>(cache.data()) % 64) % 64;
+  std::vector<int32_t> table;
+  for (int64_t b = 0; b < blocks; ++b) table.push_back(int32_t((b * 7 + 3) % kv.num_blocks));
+  if (kv.num_blocks % 7 == 0) std::iota(table.begin(), table.end(), 1);
+  for (int64_t t = 0; t < context; ++t)
+    for (int64_t h = 0; h < heads.num_kv_heads; ++h) {
+      uint8_t* at = kv.at(table[size_t(t / 32)], 1, h);
+      const int64_t row = (t * heads.num_kv_heads + h) * dim;
+      kernels.rows->store_k(k.data() + row, dim, at, t % 32, fp32);
+      kernels.rows->store_v(v.data() + row, dim, 0, dim, at + kv.head_bytes / 2, t % 32, fp32);
+    }
+  Output out = new_output({size_t(n), size_t(heads.num_heads), size_t(dim)});
+  AttendPlan plan(heads, threads, context, n);
+  const std::vector<StepRow> rows{{context - n, n, 0, table.data()}};
+  plan.plan(rows);
+  std::atomic<int64_t> next{0};
+  const AttendCall call{q.data(), out.data(), heads.num_heads * dim, 1, window, float(scale)};
+  Pool pool(threads, false);
+  auto job = [&](int) { plan.run(*kernels.attention, kv, call, next); };
+  using Job = decltype(job);
+  nb::gil_scoped_release release;
+  pool.run([](void* f, int thread) { (*static_cast<Job*>(f))(thread); }, &job);
+  return out;
+}
+
+Output rms_norm(const Floats& x, const Floats& w, double eps, const std::string& isa) {
+  Output out = new_output({x.size()});
+  kernels_of(isa).rows->rms_norm(x.data(), w.data(), int64_t(x.size()), float(eps), out.data());
+  return out;
+}
+
+Output act_mul(const std::string& act, const Floats& gate, const Floats& up,
+               const std::string& isa) {
+  Output out = new_output({gate.size()});
+  const Act kind = act == "silu" ? Act::Silu : Act::GeluTanh;
+  kernels_of(isa).rows->act_mul(kind, gate.data(), up.data(), int64_t(gate.size()), out.data());
+  return out;
+}
+
+Output rope(const Floats& x, const Floats& cos, const Floats& sin, const std::string& isa) {
+  Output out = new_output({x.size()});
+  std::copy(x.data(), x.data() + x.size(), out.data());
+  kernels_of(isa).rows->rope(out.data(), cos.data(), sin.data(), int64_t(cos.size()));
+  return out;
+}
+
+// Runs `jobs` jobs of `phases` phases, in each of which every thread checks that all others have
+// finished the phase before. Returns (violations, seconds).
+nb::tuple exercise_pool(int threads, bool pin, int64_t jobs, int64_t phases) {
+  Pool pool(threads, pin);
+  struct Shared {
+    Pool* pool;
+    int64_t phases;
+    std::atomic<int64_t> arrived{0}, violations{0};
+  } shared{&pool, phases};
+  timespec begin, end;
+  {
+    nb::gil_scoped_release release;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    for (int64_t j = 0; j < jobs; ++j) {
+      shared.arrived = 0;
+      pool.run(
+          [](void* context, int) {
+            auto* s = static_cast<Shared*>(context);
+            const int64_t n = s->pool->threads();
+            for (int64_t p = 0; p < s->phases; ++p) {
+              if (s->arrived.load() < p * n) ++s->violations;
+              ++s->arrived;
+              s->pool->barrier();
+            }
+          },
+          &shared);
+      if (shared.arrived != phases * threads) ++shared.violations;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &end);
+  }
+  const double s = double(end.tv_sec - begin.tv_sec) + double(end.tv_nsec - begin.tv_nsec) * 1e-9;
+  return nb::make_tuple(shared.violations.load(), s);
+}
+
+nb::dict probe_machine(const std::string& isa, int threads, double seconds, int64_t bytes) {
+  Peaks p;
+  {
+    nb::gil_scoped_release release;
+    p = probe(kernels_of(isa), threads, seconds, bytes);
+  }
+  nb::dict d;
+  d["read_bytes_per_s"] = p.read_bytes_per_s;
+  d["int8_ops_per_s"] = p.int8_ops_per_s;
+  d["bf16_ops_per_s"] = p.bf16_ops_per_s;
+  d["f32_ops_per_s"] = p.f32_ops_per_s;
+  return d;
+}
+
+}  // namespace
+
+void bind_executor(nb::module_& m) {
+  nb::class_<HeadShape>(m, "HeadShape")
+      .def("__init__", [](HeadShape* self, int q, int kv, int dim) { new (self) HeadShape{q, kv, dim}; });
+  nb::class_<ExecutorConfig>(m, "ExecutorConfig")
+      .def(nb::init<>())
+      .def_rw("isa", &ExecutorConfig::isa)
+      .def_rw("threads", &ExecutorConfig::threads)
+      .def_rw("pin", &ExecutorConfig::pin)
+      .def_rw("fp32", &ExecutorConfig::fp32)
+      .def_rw("max_tokens", &ExecutorConfig::max_tokens)
+      .def_rw("max_outputs", &ExecutorConfig::max_outputs)
+      .def_rw("max_context", &ExecutorConfig::max_context)
+      .def_rw("num_layers", &ExecutorConfig::num_layers)
+      .def_rw("num_blocks", &ExecutorConfig::num_blocks)
+      .def_rw("hidden", &ExecutorConfig::hidden)
+      .def_rw("vocab", &ExecutorConfig::vocab)
+      .def_rw("heads", &ExecutorConfig::heads);
+  nb::class_<BoundExecutor>(m, "Executor")
+      .def(nb::init<const ExecutorConfig&>())
+      .def("add_rope", [](BoundExecutor& s, std::vector<double> f) { return s.executor.add_rope(std::move(f)); })
+      .def("add_value", [](BoundExecutor& s, int64_t t, int64_t n, int64_t c, int64_t ld) {
+        s.executor.add_value({t, n, c, ld});
+      })
+      .def("add_op", &add_op)
+      .def("finish", [](BoundExecutor& s, int64_t bytes) { s.executor.finish(bytes); })
+      .def("run", &run, "rows"_a, "tokens"_a, "tables"_a, "wanted"_a, "samples"_a, "data"_a,
+           "logits"_a = nb::none(), "eager"_a = false)
+      .def("timing", &timing)
+      .def("reset_timing", [](BoundExecutor& s) { s.executor.timing = {}; })
+      .def("memory", &memory)
+      .def_prop_ro("isa", [](const BoundExecutor& s) {
+        return std::string(const_cast<BoundExecutor&>(s).executor.kernels().name);
+      })
+      .def_prop_ro("threads", [](BoundExecutor& s) { return s.executor.pool().threads(); });
+  m.def("attend", &attend, "q"_a, "k"_a, "v"_a, "scale"_a, "window"_a = 0, "threads"_a = 1,
+        "fp32"_a = false, "isa"_a = "auto");
+  m.def("rms_norm", &rms_norm, "x"_a, "w"_a, "eps"_a, "isa"_a = "auto");
+  m.def("act_mul", &act_mul, "act"_a, "gate"_a, "up"_a, "isa"_a = "auto");
+  m.def("rope", &rope, "x"_a, "cos"_a, "sin"_a, "isa"_a = "auto");
+  m.def("exercise_pool", &exercise_pool, "threads"_a, "pin"_a, "jobs"_a, "phases"_a);
+  m.def("probe", &probe_machine, "isa"_a = "auto", "threads"_a = 1, "seconds"_a = 2.0,
+        "buffer_bytes"_a = int64_t(256) << 20);
+  m.def("affinity_count", &Pool::affinity_count, "Processors this process may run on.");
+}
+
+}  // namespace octavo

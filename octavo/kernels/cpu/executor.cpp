@@ -1,0 +1,535 @@
+#include "executor.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace octavo {
+namespace {
+
+// Up to this many rows every thread prepares all activations for itself: cheaper than a barrier.
+constexpr int64_t REDUNDANT_ROWS = 4;
+// Activations of a block of rows and the panels they meet stay in a 1 MiB second-level cache.
+constexpr int64_t ACTS_BLOCK_BYTES = 384 << 10;
+constexpr int64_t TILE_FLOATS = 32 << 10;
+constexpr int64_t SMALL_ROWS = 64;  // one block of rows
+constexpr int64_t CHUNK_PANELS = 8;
+constexpr int64_t LOGITS_BYTES = 16 << 20;
+constexpr int64_t MIN_LOGITS_ROWS = 32, MAX_LOGITS_ROWS = 64;
+constexpr int64_t COUNTERS_PER_OP = 4;
+constexpr int64_t LANES = 16;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t align(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
+
+int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
+}
+
+const Kernels& kernels_named(const std::string& name) {
+  const Kernels* k = find_isa(name.c_str());
+  if (k == nullptr) throw std::invalid_argument("instruction set not usable here: " + name);
+  return *k;
+}
+
+}  // namespace
+
+struct alignas(64) Executor::Thread {
+  int index;
+  int64_t counter;   // how many shared counters this thread has passed in this step
+  uint8_t* acts;     // REDUNDANT_ROWS rows
+  float *tile, *tile2;
+  float* row;        // one row of the widest activation
+  void* sample;
+};
+
+Executor::Executor(const ExecutorConfig& config)
+    : config_(config),
+      kernels_(kernels_named(config.isa)),
+      linear_(*kernels_.linear),
+      rows_(*kernels_.rows),
+      pool_(config.threads, config.pin),
+      kv_(KvCache::shape(config.num_layers, config.heads, config.fp32)),
+      attention_(config.heads, config.threads, config.max_context, config.max_tokens) {
+  const HeadShape& h = config.heads;
+  if (h.head_dim % 16 != 0 || h.head_dim < 16 || h.head_dim > MAX_HEAD_DIM)
+    throw std::invalid_argument("head_dim must be a multiple of 16 in 16..256, got " +
+                                std::to_string(h.head_dim));
+  if (h.num_kv_heads < 1 || h.num_heads % h.num_kv_heads != 0)
+    throw std::invalid_argument("kv heads do not divide heads");
+  kv_.num_blocks = config.num_blocks;
+  kv_memory_ = Region(size_t(kv_.num_blocks * kv_.block_bytes));
+  kv_.data = kv_memory_.data();
+}
+
+Executor::~Executor() = default;
+
+int64_t Executor::add_rope(std::vector<double> inv_freq) {
+  if (int64_t(inv_freq.size()) * 2 != config_.heads.head_dim)
+    throw std::invalid_argument("a rope needs head_dim / 2 frequencies");
+  ropes_.push_back(std::move(inv_freq));
+  return int64_t(ropes_.size()) - 1;
+}
+
+const float* Executor::keep_vector(const float* data, int64_t n) {
+  const int64_t padded = align(n, LANES);
+  vectors_.push_back(std::make_unique<float[]>(size_t(padded)));
+  std::copy(data, data + n, vectors_.back().get());
+  vector_bytes_ += size_t(padded) * 4;
+  return vectors_.back().get();
+}
+
+void Executor::add_op(OpSpec op) { ops_.push_back(std::move(op)); }
+
+uint32_t Executor::needs(const OpSpec& op) const {
+  uint32_t all = 0;
+  for (const PackedWeight& w : op.weights) all |= linear_.needs(w.type, config_.fp32);
+  return all;
+}
+
+void Executor::finish(int64_t arena_bytes) {
+  size_t shared = 0, own = 0, total = 0;
+  int64_t widest = config_.hidden, vocab = 0;
+  bool post = false;
+  auto carve = [&](size_t bytes) {
+    const size_t at = total;
+    total += size_t(align(int64_t(bytes), 4096));
+    return at;
+  };
+  for (const OpSpec& op : ops_) {
+    if (op.weights.empty() || op.kind == OpKind::Embed) continue;
+    const int64_t k = op.weights[0].k;
+    const bool head = op.kind == OpKind::FinalNormHead;
+    if (head) vocab = op.weights[0].panels * LANES;
+    shared = std::max(shared, acts_bytes(head ? MAX_LOGITS_ROWS : config_.max_tokens, k, needs(op)));
+    own = std::max(own, acts_bytes(REDUNDANT_ROWS, k, needs(op)));
+    widest = std::max(widest, k);
+    post |= op.post_norm != nullptr;
+  }
+  const int64_t rows = vocab ? LOGITS_BYTES / (vocab * 4) : 0;
+  logits_rows_ = std::clamp(rows, MIN_LOGITS_ROWS, MAX_LOGITS_ROWS);
+  logits_rows_ = std::min(logits_rows_, std::max<int64_t>(1, config_.max_outputs));
+  const size_t at_acts = carve(shared), at_logits = carve(size_t(logits_rows_ * vocab * 4)),
+               at_post = carve(post ? size_t(config_.max_tokens * align(config_.hidden, 16) * 4) : 0),
+               at_angles = carve(ropes_.size() * size_t(config_.max_tokens * config_.heads.head_dim * 4));
+  const int n = pool_.threads();
+  std::vector<size_t> at(size_t(n) * 4);
+  for (int i = 0; i < n; ++i) {
+    at[size_t(i) * 4] = carve(own);
+    at[size_t(i) * 4 + 1] = carve(TILE_FLOATS * 4 * 2);
+    at[size_t(i) * 4 + 2] = carve(size_t(align(widest, LANES)) * 4);
+    at[size_t(i) * 4 + 3] = carve(sample_scratch_bytes(config_.vocab));
+  }
+  scratch_ = Region(total);
+  arena_ = Region(size_t(arena_bytes));
+  uint8_t* base = scratch_.data();
+  shared_acts_ = base + at_acts;
+  logits_ = reinterpret_cast<float*>(base + at_logits);
+  post_ = reinterpret_cast<float*>(base + at_post);
+  angles_ = reinterpret_cast<float*>(base + at_angles);
+  for (int i = 0; i < n; ++i) {
+    const size_t* a = &at[size_t(i) * 4];
+    auto* tile = reinterpret_cast<float*>(base + a[1]);
+    threads_.push_back({i, 0, base + a[0], tile, tile + TILE_FLOATS,
+                        reinterpret_cast<float*>(base + a[2]), base + a[3]});
+  }
+  num_counters_ = int64_t(ops_.size()) * COUNTERS_PER_OP +
+                  ceil_div(config_.max_outputs, logits_rows_) * COUNTERS_PER_OP;
+  counters_ = std::make_unique<std::atomic<int64_t>[]>(size_t(num_counters_));
+  position_.resize(size_t(config_.max_tokens));
+  block_.resize(size_t(config_.max_tokens));
+  slot_.resize(size_t(config_.max_tokens));
+}
+
+Executor::Memory Executor::memory() const {
+  return {kv_memory_.bytes(), arena_.bytes(), scratch_.bytes() + attention_.scratch_bytes(),
+          vector_bytes_};
+}
+
+// --- A step ---
+
+const char* Executor::check(const StepInput& s) const {
+  if (s.num_tokens < 1 || s.num_tokens > config_.max_tokens) return "the step's tokens are out of bounds";
+  if (s.num_rows < 1 || s.num_rows > s.num_tokens) return "the step's rows are out of bounds";
+  if (s.num_wanted < 0 || s.num_wanted > config_.max_outputs) return "the step wants too many outputs";
+  int64_t tokens = 0;
+  for (int64_t i = 0; i < s.num_rows; ++i) {
+    const int32_t* r = s.rows + i * 4;
+    const int64_t start = r[0], n = r[1], at = r[2], length = r[3];
+    if (start < 0 || n < 1 || start + n > config_.max_context) return "a row is beyond the context";
+    if (at < 0 || length < 0 || at + length > s.num_tables) return "a row's block table is out of bounds";
+    if (length * BLOCK_TOKENS < start + n) return "a row's block table is too short";
+    tokens += n;
+  }
+  if (tokens != s.num_tokens) return "the rows' tokens do not add up";
+  for (int64_t i = 0; i < s.num_tables; ++i)
+    if (s.tables[i] < 0 || s.tables[i] >= kv_.num_blocks) return "a block id is out of bounds";
+  for (int64_t i = 0; i < s.num_tokens; ++i)
+    if (s.tokens[i] < 0 || s.tokens[i] >= config_.vocab) return "a token id is out of bounds";
+  for (int64_t i = 0; i < s.num_wanted; ++i)
+    if (s.wanted[i] < 0 || s.wanted[i] >= s.num_tokens) return "a wanted position is out of bounds";
+  return nullptr;
+}
+
+void Executor::begin(const StepInput& step, SampleOut* out, float* logits) {
+  step_ = step;
+  out_ = out;
+  logits_out_ = logits;
+  step_rows_.clear();
+  int64_t token = 0;
+  for (int64_t i = 0; i < step.num_rows; ++i) {
+    const int32_t* r = step.rows + i * 4;
+    const int32_t* table = step.tables + r[2];
+    step_rows_.push_back({r[0], r[1], token, table});
+    for (int32_t p = r[0]; p < r[0] + r[1]; ++p, ++token) {
+      position_[size_t(token)] = p;
+      block_[size_t(token)] = table[p / BLOCK_TOKENS];
+      slot_[size_t(token)] = p % BLOCK_TOKENS;
+    }
+  }
+  attention_.plan(step_rows_);
+}
+
+const char* Executor::run(const StepInput& step, SampleOut* out, float* logits) {
+  if (const char* wrong = check(step)) return wrong;
+  const int64_t start = now_ns();
+  begin(step, out, logits);
+  for (int64_t i = 0; i < num_counters_; ++i) counters_[size_t(i)].store(0, std::memory_order_relaxed);
+  only_ = nullptr;
+  pool_.run([](void* self, int thread) { static_cast<Executor*>(self)->walk(thread); }, this);
+  timing.steps += 1;
+  timing.ns += now_ns() - start;
+  return nullptr;
+}
+
+const char* Executor::run_eagerly(const StepInput& step, SampleOut* out, float* logits) {
+  if (const char* wrong = check(step)) return wrong;
+  begin(step, out, logits);
+  for (const OpSpec& op : ops_) {
+    for (int64_t i = 0; i < num_counters_; ++i) counters_[size_t(i)].store(0, std::memory_order_relaxed);
+    only_ = &op;
+    pool_.run([](void* self, int thread) { static_cast<Executor*>(self)->walk(thread); }, this);
+  }
+  return nullptr;
+}
+
+void Executor::walk(int thread) {
+  Thread& t = threads_[size_t(thread)];
+  t.counter = 0;
+  if (only_ != nullptr) return run_op(*only_, t);
+  int64_t before = thread == 0 ? now_ns() : 0;
+  for (const OpSpec& op : ops_) {
+    run_op(op, t);
+    if (thread != 0) continue;
+    const int64_t now = now_ns();
+    timing.op_ns[int(op.kind)] += now - before;
+    before = now;
+  }
+}
+
+void Executor::run_op(const OpSpec& op, Thread& t) {
+  switch (op.kind) {
+    case OpKind::Embed: return embed(op, t);
+    case OpKind::NormQkv: return norm_qkv(op, t);
+    case OpKind::Attend: return attend(op, t);
+    case OpKind::OutResidual:
+    case OpKind::DownResidual: return project_residual(op, t);
+    case OpKind::NormGateUpAct: return norm_gate_up_act(op, t);
+    case OpKind::FinalNormHead: return final_norm_head(op, t);
+  }
+}
+
+float* Executor::value(int32_t id) const {
+  const Value& v = values_[size_t(id)];
+  return reinterpret_cast<float*>(arena_.data() + v.t * step_.num_tokens + v.s * step_.num_wanted + v.c);
+}
+
+uint8_t* Executor::block_of(int64_t token, int64_t layer, int64_t head) const {
+  return kv_.at(block_[size_t(token)], layer, head);
+}
+
+// --- Sharing work ---
+
+void Executor::barrier(Thread&) { pool_.barrier(); }
+
+// Seven eighths of the units go in contiguous runs, one to each thread; the rest is taken in small
+// pieces by whoever is free, so that a thread that lost its processor does not hold up the others.
+template <class Fn>
+void Executor::share(Thread& t, int64_t units, int64_t grain, const Fn& fn) {
+  std::atomic<int64_t>& next = counters_[size_t(t.counter++)];
+  const int64_t n = pool_.threads();
+  if (n == 1) {
+    if (units > 0) fn(int64_t(0), units);
+    return;
+  }
+  const int64_t run = units * 7 / 8 / n;
+  if (run > 0) fn(t.index * run, (t.index + 1) * run);
+  for (int64_t i = n * run + next.fetch_add(grain); i < units; i = n * run + next.fetch_add(grain))
+    fn(i, std::min(i + grain, units));
+}
+
+// Calls fn(panel0, panel1, row0, row1) over all panels and rows, tiles of at most TILE_FLOATS.
+template <class Fn>
+void Executor::share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, const Fn& fn) {
+  int64_t blocks = 1;
+  if (rows > SMALL_ROWS) {
+    const int64_t fit = std::max<int64_t>(SMALL_ROWS, ACTS_BLOCK_BYTES / (k + k / 4));
+    blocks = ceil_div(rows, std::min(fit, TILE_FLOATS / (CHUNK_PANELS * LANES)));
+  }
+  const int64_t height = align(ceil_div(rows, blocks), MAX_GROUP);
+  const int64_t width = std::max<int64_t>(1, TILE_FLOATS / (height * LANES));
+  if (blocks == 1 && rows <= SMALL_ROWS) {
+    const int64_t grain = std::clamp<int64_t>(panels / 64, 2, 16);
+    share(t, panels, grain, [&](int64_t p0, int64_t p1) {
+      for (int64_t p = p0; p < p1; p += width) fn(p, std::min(p + width, p1), int64_t(0), rows);
+    });
+    return;
+  }
+  const int64_t chunks = ceil_div(panels, CHUNK_PANELS);
+  share(t, blocks * chunks, 1, [&](int64_t u0, int64_t u1) {
+    for (int64_t u = u0; u < u1; ++u) {
+      const int64_t p = u % chunks * CHUNK_PANELS, r = u / chunks * height;
+      if (r < rows)
+        fn(p, std::min(p + CHUNK_PANELS, panels), r, std::min(r + height, rows));
+    }
+  });
+}
+
+template <class RowFn>
+Acts Executor::prepare(Thread& t, int64_t rows, int64_t k, uint32_t needs, const RowFn& row) {
+  const bool own = rows <= REDUNDANT_ROWS;
+  const Acts acts = acts_at(own ? t.acts : shared_acts_, rows, k, needs);
+  if (own || pool_.threads() == 1) {
+    for (int64_t r = 0; r < rows; ++r) row(acts, r);
+    return acts;
+  }
+  share(t, ceil_div(rows, MAX_GROUP), 1, [&](int64_t g0, int64_t g1) {
+    for (int64_t r = g0 * MAX_GROUP; r < std::min(g1 * MAX_GROUP, rows); ++r) row(acts, r);
+  });
+  barrier(t);
+  return acts;
+}
+
+Acts Executor::prepare_normed(Thread& t, const OpSpec& op, const float* x, int64_t ld,
+                              int64_t rows) {
+  const int64_t k = op.weights[0].k;
+  return prepare(t, rows, k, needs(op), [&](const Acts& acts, int64_t r) {
+    rows_.rms_norm(x + r * ld, op.norm, k, op.eps, t.row);
+    linear_.prepare(acts, r, t.row);
+  });
+}
+
+// --- Ops ---
+
+// Also the step's rotary angles, in double: float loses them at far positions.
+void Executor::embed(const OpSpec& op, Thread& t) {
+  float* x = value(op.out);
+  const int64_t ld = values_[size_t(op.out)].ld, dim = config_.heads.head_dim;
+  auto angles = [&](int64_t token) {
+    for (size_t i = 0; i < ropes_.size(); ++i) {
+      float* out = angles_ + (int64_t(i) * config_.max_tokens + token) * dim;
+      for (int64_t j = 0; j < dim / 2; ++j) {
+        const double angle = double(position_[size_t(token)]) * ropes_[i][size_t(j)];
+        out[j] = float(std::cos(angle));
+        out[dim / 2 + j] = float(std::sin(angle));
+      }
+    }
+  };
+  share(t, step_.num_tokens * 2, 1, [&](int64_t u0, int64_t u1) {
+    for (int64_t u = u0; u < u1; ++u) {
+      const int64_t token = u / 2;
+      if (u % 2) angles(token);
+      else linear_.embed_row(op.weights[0], step_.tokens[token], op.scale, x + token * ld);
+    }
+  });
+  barrier(t);
+}
+
+void Executor::norm_qkv(const OpSpec& op, Thread& t) {
+  const int64_t rows = step_.num_tokens, n = pool_.threads();
+  const HeadShape& h = config_.heads;
+  const Acts acts = prepare_normed(t, op, value(op.x), values_[size_t(op.x)].ld, rows);
+  const int64_t head_panels = h.head_dim / LANES, heads = h.num_heads + h.num_kv_heads;
+  const int64_t v_panels = h.num_kv_heads * head_panels;
+  if (rows > SMALL_ROWS) {
+    const int64_t height = std::min<int64_t>(256, TILE_FLOATS / h.head_dim / MAX_GROUP * MAX_GROUP);
+    const int64_t per = heads + h.num_kv_heads;
+    share(t, ceil_div(rows, height) * per, 1, [&](int64_t u0, int64_t u1) {
+      for (int64_t u = u0; u < u1; ++u) {
+        const int64_t i = u % per, r0 = u / per * height, r1 = std::min(r0 + height, rows);
+        const int64_t v = (i - heads) * head_panels;
+        if (i < heads) qkv_heads(op, acts, t, i, i + 1, r0, r1);
+        else qkv_values(op, acts, t, v, v + head_panels, r0, r1);
+      }
+    });
+    barrier(t);
+    return;
+  }
+  // A head of q or k is one unit, for its rotation; v comes in panels, and last, to even out.
+  const int64_t total = heads * head_panels + v_panels;
+  const int64_t run = n == 1 ? heads : std::min(heads / n, total * 7 / 8 / n / head_panels);
+  const int64_t left = heads - run * n, grain = n == 1 ? v_panels : 2;
+  std::atomic<int64_t>& next = counters_[size_t(t.counter++)];
+  if (run > 0) qkv_heads(op, acts, t, t.index * run, (t.index + 1) * run, 0, rows);
+  for (int64_t u = next.fetch_add(1); u < left + ceil_div(v_panels, grain); u = next.fetch_add(1)) {
+    const int64_t i = run * n + u, v = (u - left) * grain;
+    if (u < left) qkv_heads(op, acts, t, i, i + 1, 0, rows);
+    else qkv_values(op, acts, t, v, std::min(v + grain, v_panels), 0, rows);
+  }
+  barrier(t);
+}
+
+void Executor::rotate(const OpSpec& op, const float* norm, const float* bias, float* head,
+                      int64_t token) {
+  const int64_t dim = config_.heads.head_dim;
+  if (bias != nullptr) rows_.add(head, bias, dim, head);
+  if (norm != nullptr) rows_.rms_norm(head, norm, dim, op.eps, head);
+  const float* cos = angles_ + (op.rope * config_.max_tokens + token) * dim;
+  rows_.rope(head, cos, cos + dim / 2, dim / 2);
+}
+
+// Heads h0..h1 of q followed by k: project, bias, norm, rotate; k goes into the cache.
+void Executor::qkv_heads(const OpSpec& op, const Acts& acts, Thread& t, int64_t h0, int64_t h1,
+                         int64_t r0, int64_t r1) {
+  const int64_t dim = config_.heads.head_dim, panels = dim / LANES, num_q = config_.heads.num_heads;
+  const int64_t ld = values_[size_t(op.out)].ld;
+  float* q = value(op.out);
+  const int64_t q1 = std::min(h1, num_q);
+  if (h0 < q1) {
+    linear_.linear(op.weights[0], h0 * panels, q1 * panels, acts, r0, r1, q + r0 * ld + h0 * dim,
+                   ld, config_.fp32);
+    for (int64_t r = r0; r < r1; ++r)
+      for (int64_t h = h0; h < q1; ++h)
+        rotate(op, op.q_norm, op.bias ? op.bias + h * dim : nullptr, q + r * ld + h * dim, r);
+  }
+  const int64_t fit = std::max<int64_t>(1, TILE_FLOATS / ((r1 - r0) * dim));
+  for (int64_t k0 = std::max(h0, num_q) - num_q; k0 < h1 - num_q; k0 += fit) {
+    const int64_t k1 = std::min(k0 + fit, h1 - num_q), width = (k1 - k0) * dim;
+    linear_.linear(op.weights[1], k0 * panels, k1 * panels, acts, r0, r1, t.tile, width,
+                   config_.fp32);
+    const float* bias = op.bias ? op.bias + num_q * dim : nullptr;
+    for (int64_t r = r0; r < r1; ++r)
+      for (int64_t h = k0; h < k1; ++h) {
+        float* k = t.tile + (r - r0) * width + (h - k0) * dim;
+        rotate(op, op.k_norm, bias ? bias + h * dim : nullptr, k, r);
+        rows_.store_k(k, dim, block_of(r, op.layer, h), slot_[size_t(r)], config_.fp32);
+      }
+  }
+}
+
+// Panels p0..p1 of v, into the cache.
+void Executor::qkv_values(const OpSpec& op, const Acts& acts, Thread& t, int64_t p0, int64_t p1,
+                          int64_t r0, int64_t r1) {
+  const HeadShape& h = config_.heads;
+  const int64_t dim = h.head_dim, fit = std::max<int64_t>(1, TILE_FLOATS / ((r1 - r0) * LANES));
+  const float* bias = op.bias ? op.bias + (h.num_heads + h.num_kv_heads) * dim : nullptr;
+  for (int64_t p = p0; p < p1; p += fit) {
+    const int64_t end = std::min(p + fit, p1), width = (end - p) * LANES;
+    linear_.linear(op.weights[2], p, end, acts, r0, r1, t.tile, width, config_.fp32);
+    for (int64_t r = r0; r < r1; ++r) {
+      float* v = t.tile + (r - r0) * width;
+      if (bias != nullptr) rows_.add(v, bias + p * LANES, width, v);
+      for (int64_t i = p * LANES; i < end * LANES;) {
+        const int64_t head = i / dim, d0 = i % dim, d1 = std::min(dim, d0 + end * LANES - i);
+        uint8_t* values = block_of(r, op.layer, head) + kv_.head_bytes / 2;
+        rows_.store_v(v + (i - p * LANES), dim, d0, d1, values, slot_[size_t(r)], config_.fp32);
+        i += d1 - d0;
+      }
+    }
+  }
+}
+
+void Executor::attend(const OpSpec& op, Thread& t) {
+  const AttendCall call{value(op.x), value(op.out), values_[size_t(op.x)].ld, op.layer, op.window,
+                        op.scale};
+  attention_.run(*kernels_.attention, kv_, call, counters_[size_t(t.counter++)]);
+  barrier(t);
+}
+
+void Executor::project_residual(const OpSpec& op, Thread& t) {
+  const PackedWeight& w = op.weights[0];
+  const float *in = value(op.x), *x = value(op.residual);
+  float* out = value(op.out);
+  const int64_t rows = step_.num_tokens, in_ld = values_[size_t(op.x)].ld;
+  const int64_t ld = values_[size_t(op.out)].ld, x_ld = values_[size_t(op.residual)].ld;
+  const Acts acts = prepare(t, rows, w.k, needs(op), [&](const Acts& a, int64_t r) {
+    linear_.prepare(a, r, in + r * in_ld);
+  });
+  if (op.post_norm == nullptr) {
+    share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
+      const int64_t width = (p1 - p0) * LANES, c = p0 * LANES;
+      linear_.linear(w, p0, p1, acts, r0, r1, t.tile, width, config_.fp32);
+      for (int64_t r = r0; r < r1; ++r)
+        rows_.add(x + r * x_ld + c, t.tile + (r - r0) * width, std::min(width, w.n - c),
+                  out + r * ld + c);
+    });
+    barrier(t);
+    return;
+  }
+  const int64_t post_ld = align(w.n, LANES);
+  share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
+    linear_.linear(w, p0, p1, acts, r0, r1, post_ + r0 * post_ld + p0 * LANES, post_ld,
+                   config_.fp32);
+  });
+  barrier(t);
+  share(t, rows, 1, [&](int64_t r0, int64_t r1) {
+    for (int64_t r = r0; r < r1; ++r) {
+      float* y = post_ + r * post_ld;
+      rows_.rms_norm(y, op.post_norm, w.n, op.eps, y);
+      rows_.add(x + r * x_ld, y, w.n, out + r * ld);
+    }
+  });
+  barrier(t);
+}
+
+void Executor::norm_gate_up_act(const OpSpec& op, Thread& t) {
+  const PackedWeight &gate = op.weights[0], &up = op.weights[1];
+  const int64_t rows = step_.num_tokens, ld = values_[size_t(op.out)].ld;
+  float* out = value(op.out);
+  const Acts acts = prepare_normed(t, op, value(op.x), values_[size_t(op.x)].ld, rows);
+  share_tiles(t, gate.panels, rows, gate.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
+    const int64_t width = (p1 - p0) * LANES, c = p0 * LANES;
+    linear_.linear(gate, p0, p1, acts, r0, r1, t.tile, width, config_.fp32);
+    linear_.linear(up, p0, p1, acts, r0, r1, t.tile2, width, config_.fp32);
+    for (int64_t r = r0; r < r1; ++r)
+      rows_.act_mul(op.act, t.tile + (r - r0) * width, t.tile2 + (r - r0) * width,
+                    std::min(width, gate.n - c), out + r * ld + c);
+  });
+  barrier(t);
+}
+
+// The wanted rows in blocks, so that logits need little memory; each is sampled at once.
+void Executor::final_norm_head(const OpSpec& op, Thread& t) {
+  const PackedWeight& w = op.weights[0];
+  const int64_t ld = w.panels * LANES, x_ld = values_[size_t(op.x)].ld;
+  const float* x = value(op.x);
+  for (int64_t s0 = 0; s0 < step_.num_wanted; s0 += logits_rows_) {
+    const int64_t rows = std::min(logits_rows_, step_.num_wanted - s0);
+    const Acts acts = prepare(t, rows, w.k, needs(op), [&](const Acts& a, int64_t r) {
+      rows_.rms_norm(x + step_.wanted[s0 + r] * x_ld, op.norm, w.k, op.eps, t.row);
+      linear_.prepare(a, r, t.row);
+    });
+    share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
+      linear_.linear(w, p0, p1, acts, r0, r1, logits_ + r0 * ld + p0 * LANES, ld, config_.fp32);
+    });
+    barrier(t);
+    const int64_t start = t.index == 0 ? now_ns() : 0;
+    share(t, rows, 1, [&](int64_t r0, int64_t r1) {
+      for (int64_t r = r0; r < r1; ++r) {
+        const float* row = logits_ + r * ld;
+        kernels_.sample->sample(row, config_.vocab, step_.samples + s0 + r, t.sample, out_ + s0 + r);
+        if (logits_out_ != nullptr)
+          std::memcpy(logits_out_ + (s0 + r) * config_.vocab, row, size_t(config_.vocab) * 4);
+      }
+    });
+    barrier(t);
+    if (t.index == 0) timing.sample_ns += now_ns() - start;
+  }
+}
+
+}  // namespace octavo

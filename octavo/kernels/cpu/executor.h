@@ -1,0 +1,169 @@
+// Replays a traced program: one call per step, on all threads of the pool, sampling included.
+//
+// Every thread walks the same list of ops. Inside an op the work is shared out in units (ranges of
+// weight panels, blocks of rows, attention tiles); which thread does a unit never changes a bit of
+// its result. Barriers stand only where one thread reads what another wrote.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attend_step.h"
+#include "isa.h"
+#include "linear.h"
+#include "memory.h"
+#include "pool.h"
+#include "rowops.h"
+#include "sample.h"
+
+namespace octavo {
+
+enum class OpKind : int32_t {
+  Embed, NormQkv, Attend, OutResidual, NormGateUpAct, DownResidual, FinalNormHead,
+};
+constexpr int NUM_OP_KINDS = 7;
+
+// A value's place: byte offset t*T + s*S + c in the arena, rows of `ld` floats.
+struct Value {
+  int64_t t = 0, s = 0, c = 0, ld = 0;
+};
+
+struct OpSpec {
+  OpKind kind;
+  int32_t x = -1, residual = -1, out = -1;  // value ids
+  std::vector<PackedWeight> weights;         // segments: q, k, v; gate, up; or one
+  const float* norm = nullptr;               // before the linear
+  const float* post_norm = nullptr;          // after it
+  const float *bias = nullptr, *q_norm = nullptr, *k_norm = nullptr;
+  int64_t layer = 0, rope = 0, window = 0;
+  float eps = 0, scale = 1;
+  Act act = Act::Silu;
+};
+
+struct ExecutorConfig {
+  std::string isa = "auto";
+  int threads = 1;
+  bool pin = false;
+  bool fp32 = false;  // fp32 activations and cache, against int8 groups and a bf16 cache
+  int64_t max_tokens = 0, max_rows = 0, max_outputs = 0, max_context = 0;
+  int64_t num_layers = 0, num_blocks = 0, hidden = 0, vocab = 0;
+  HeadShape heads;
+};
+
+// What a step brings. Everything is checked before any of it is used.
+struct StepInput {
+  const int32_t* rows;    // [num_rows][4]: start, number of tokens, where its table begins, its length
+  int64_t num_rows;
+  const int32_t* tokens;  // rows' tokens one after the other
+  int64_t num_tokens;
+  const int32_t* tables;
+  int64_t num_tables;
+  const int32_t* wanted;  // indices of tokens whose logits are wanted
+  int64_t num_wanted;
+  const SampleRow* samples;  // one for each wanted token, linked
+};
+
+class Executor {
+ public:
+  explicit Executor(const ExecutorConfig& config);
+
+  int64_t add_rope(std::vector<double> inv_freq);
+  void add_value(const Value& value) { values_.push_back(value); }
+  void add_op(OpSpec op);
+  const float* keep_vector(const float* data, int64_t n);
+  void finish(int64_t arena_bytes);  // no more ops; allocates
+
+  // Runs the program and fills out[num_wanted]; logits, if not null, gets [num_wanted][vocab].
+  // Returns null, or what is wrong with the step, in which case nothing was run.
+  const char* run(const StepInput& step, SampleOut* out, float* logits);
+  // The same, one op of the program after the other, each as a job of its own.
+  const char* run_eagerly(const StepInput& step, SampleOut* out, float* logits);
+
+  struct Timing {
+    int64_t steps = 0, ns = 0;
+    int64_t op_ns[NUM_OP_KINDS] = {};
+    int64_t sample_ns = 0;
+  };
+  Timing timing;
+
+  struct Memory {
+    size_t kv, arena, scratch, vectors;
+  };
+  Memory memory() const;
+  const ExecutorConfig& config() const { return config_; }
+  const Kernels& kernels() const { return kernels_; }
+  Pool& pool() { return pool_; }
+  KvCache& kv() { return kv_; }
+
+ private:
+  struct Thread;  // one thread's view of a step
+
+  const char* check(const StepInput& step) const;
+  void begin(const StepInput& step, SampleOut* out, float* logits);
+  void run_op(const OpSpec& op, Thread& t);
+  void walk(int thread);
+
+  // One function per op; all threads call it.
+  void embed(const OpSpec& op, Thread& t);
+  void norm_qkv(const OpSpec& op, Thread& t);
+  void attend(const OpSpec& op, Thread& t);
+  void project_residual(const OpSpec& op, Thread& t);  // out_residual, down_residual
+  void norm_gate_up_act(const OpSpec& op, Thread& t);
+  void final_norm_head(const OpSpec& op, Thread& t);
+
+  template <class RowFn>
+  Acts prepare(Thread& t, int64_t rows, int64_t k, uint32_t needs, const RowFn& row);
+  Acts prepare_normed(Thread& t, const OpSpec& op, const float* x, int64_t ld, int64_t rows);
+  void qkv_heads(const OpSpec& op, const Acts& acts, Thread& t, int64_t h0, int64_t h1, int64_t r0,
+                 int64_t r1);
+  void qkv_values(const OpSpec& op, const Acts& acts, Thread& t, int64_t p0, int64_t p1,
+                  int64_t r0, int64_t r1);
+  void rotate(const OpSpec& op, const float* norm, const float* bias, float* head, int64_t token);
+  uint32_t needs(const OpSpec& op) const;
+  float* value(int32_t id) const;
+  uint8_t* block_of(int64_t token, int64_t layer, int64_t head) const;
+
+  template <class Fn>
+  void share(Thread& t, int64_t units, int64_t grain, const Fn& fn);
+  template <class Fn>
+  void share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, const Fn& fn);
+  void barrier(Thread& t);
+
+  ExecutorConfig config_;
+  const Kernels& kernels_;
+  const LinearTable& linear_;
+  const RowTable& rows_;
+  Pool pool_;
+  std::vector<OpSpec> ops_;
+  std::vector<Value> values_;
+  std::vector<std::vector<double>> ropes_;
+  std::vector<std::unique_ptr<float[]>> vectors_;
+  size_t vector_bytes_ = 0;
+
+  KvCache kv_;
+  AttendPlan attention_;
+  Region kv_memory_, arena_, scratch_;
+  // Carved out of scratch_.
+  uint8_t* shared_acts_ = nullptr;
+  float* logits_ = nullptr;
+  float* post_ = nullptr;
+  float* angles_ = nullptr;  // [rope][max_tokens][cos half, sin half]
+  int64_t logits_rows_ = 0;
+  std::vector<Thread> threads_;
+  std::unique_ptr<std::atomic<int64_t>[]> counters_;
+  int64_t num_counters_ = 0;
+
+  // The step under way.
+  StepInput step_{};
+  SampleOut* out_ = nullptr;
+  float* logits_out_ = nullptr;
+  std::vector<StepRow> step_rows_;
+  std::vector<int32_t> position_, block_, slot_;  // of each token
+  const OpSpec* only_ = nullptr;                  // eager: the op to run
+
+ public:
+  ~Executor();
+};
+
+}  // namespace octavo

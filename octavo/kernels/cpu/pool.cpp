@@ -1,0 +1,155 @@
+#include "pool.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <climits>
+#include <new>
+
+namespace octavo {
+namespace {
+
+// Within a step the next phase is microseconds away; between steps the driver schedules.
+constexpr int64_t PHASE_SPIN_NS = 20'000;
+constexpr int64_t JOB_SPIN_NS = 20'000;
+constexpr int PAUSES_PER_CLOCK_READ = 64;
+
+void pause_cpu() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
+}
+
+long futex(std::atomic<uint32_t>* word, int op, uint32_t value) {
+  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op, value, nullptr, nullptr, 0);
+}
+
+}  // namespace
+
+void Gate::open() {
+  // Sequentially consistent against wait(): either we see the sleeper or it sees the new value.
+  word_.fetch_add(1, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) futex(&word_, FUTEX_WAKE_PRIVATE, INT_MAX);
+}
+
+void Gate::wait(uint32_t old, int64_t spin_ns) {
+  for (int i = 0; i < PAUSES_PER_CLOCK_READ; ++i) {
+    if (value() != old) return;
+    pause_cpu();
+  }
+  const int64_t end = now_ns() + spin_ns;
+  do {
+    for (int i = 0; i < PAUSES_PER_CLOCK_READ; ++i) {
+      if (value() != old) return;
+      pause_cpu();
+    }
+  } while (now_ns() < end);
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  while (word_.load(std::memory_order_seq_cst) == old) futex(&word_, FUTEX_WAIT_PRIVATE, old);
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+Pool::Pool(int threads, bool pin) : threads_(threads < 1 ? 1 : threads), pin_(pin) { start(); }
+
+int Pool::affinity_count() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return CPU_COUNT(&set);
+}
+
+// Also called in a child after fork, where the old threads do not exist: their handles are dropped
+// and the gates begin anew (a sleeper counted in the parent would never wake here).
+void Pool::start() {
+  owner_ = getpid();
+  workers_.clear();
+  new (&jobs_) Gate;
+  new (&phase_) Gate;
+  arrived_.store(0);
+  stop_.store(false);
+  workers_.reserve(size_t(threads_));
+  cpu_set_t mask;
+  pinned_ = pin_ && sched_getaffinity(0, sizeof mask, &mask) == 0 && CPU_COUNT(&mask) >= threads_;
+  int cpu = -1;
+  auto next_cpu = [&] {
+    do ++cpu;
+    while (!CPU_ISSET(cpu, &mask));
+    return cpu;
+  };
+  if (pinned_) next_cpu();  // the first one is left to the caller
+  for (int i = 1; i < threads_; ++i) {
+    workers_.push_back({this, i, {}});
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    if (pinned_) {
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(next_cpu(), &one);
+      pthread_attr_setaffinity_np(&attr, sizeof one, &one);
+    }
+    const int failed = pthread_create(&workers_.back().handle, &attr, &Pool::enter, &workers_.back());
+    pthread_attr_destroy(&attr);
+    if (failed) throw std::bad_alloc();
+  }
+}
+
+Pool::~Pool() {
+  if (getpid() != owner_) return;
+  stop_.store(true);
+  jobs_.open();
+  for (Worker& w : workers_) pthread_join(w.handle, nullptr);
+}
+
+void* Pool::enter(void* worker) {
+  auto* w = static_cast<Worker*>(worker);
+  w->pool->work(w->index);
+  return nullptr;
+}
+
+void Pool::work(int index) {
+  uint32_t seen = 0;
+  for (;;) {
+    jobs_.wait(seen, JOB_SPIN_NS);
+    seen = jobs_.value();
+    if (stop_.load()) return;
+    job_(context_, index);
+    barrier();
+  }
+}
+
+void Pool::run(Job job, void* context) {
+  if (threads_ == 1) {
+    job(context, 0);
+    return;
+  }
+  if (getpid() != owner_) start();
+  job_ = job;
+  context_ = context;
+  jobs_.open();
+  job(context, 0);
+  barrier();
+}
+
+void Pool::barrier() {
+  if (threads_ == 1) return;
+  const uint32_t generation = phase_.value();
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+    arrived_.store(0, std::memory_order_relaxed);
+    phase_.open();
+  } else {
+    phase_.wait(generation, PHASE_SPIN_NS);
+  }
+}
+
+}  // namespace octavo

@@ -1,0 +1,33 @@
+// Operations on one row of activations, and the writing of keys and values into cache blocks.
+#pragma once
+#include "contract.h"
+
+namespace octavo {
+
+enum class Act : int32_t { Silu = 0, GeluTanh = 1 };
+
+constexpr int BLOCK_TOKENS = 32;
+
+// Every function is a fixed sequence of operations on its row: bits depend on the row alone.
+struct RowTable {
+  // out = x / sqrt(mean(x^2) + eps) * w; out may be x.
+  void (*rms_norm)(const float* x, const float* w, int64_t n, float eps, float* out);
+  // out = a + b; out may be either.
+  void (*add)(const float* a, const float* b, int64_t n, float* out);
+  // out = act(gate) * up; out may be either.
+  void (*act_mul)(Act act, const float* gate, const float* up, int64_t n, float* out);
+  // Rotates the pairs (x[i], x[i + half]) by the angles whose cosines and sines are given.
+  void (*rope)(float* x, const float* cos, const float* sin, int64_t half);
+  // One token's key or value of one head into slot `slot` of a block. bf16: K [d/2][32][2],
+  // V [16][d][2]; f32: K [d][32], V [32][d].
+  void (*store_k)(const float* k, int64_t d, void* block, int64_t slot, bool fp32);
+  void (*store_v)(const float* v, int64_t d, int64_t i0, int64_t i1, void* block, int64_t slot,
+                  bool fp32);  // only dims i0..i1 of the d; v points at dim i0
+  // For `octavo doctor`. Sums n bytes (a multiple of 256) so that the reads are not elided.
+  float (*read_bytes)(const uint8_t* p, int64_t n);
+  // Runs `iterations` of 16 independent chains of the widest multiply-add; returns operations done.
+  // kind: 0 int8 dot, 1 bf16 dot, 2 f32 fma.
+  int64_t (*peak)(int kind, int64_t iterations, float* sink);
+};
+
+}  // namespace octavo

@@ -1,0 +1,73 @@
+"""How much memory the KV cache gets. The cache itself lives in the executor's C++.
+
+A block holds 32 tokens of every layer; the pool is one mapping, whose pages count once written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.errors import EngineError
+from octavo.models.config import ModelConfig
+
+BLOCK_TOKENS = 32
+FREE_SHARE = 0.5
+
+
+def block_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Bytes of one block: K and V of 32 tokens in every layer, `itemsize` bytes a number."""
+    return 2 * BLOCK_TOKENS * config.kv_size * config.num_layers * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class KvBudget:
+    """num_blocks blocks of block_bytes; `reason` says in words where the number comes from."""
+
+    num_blocks: int
+    block_bytes: int
+    reason: str
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+
+def kv_budget(
+    config: ModelConfig, itemsize: int, kv_bytes: int | None, most_tokens: int
+) -> KvBudget:
+    """A pool of kv_bytes; by default what `most_tokens` tokens need, but at most half of what is
+    free. Raises EngineError where not even one block fits."""
+    size = block_bytes(config, itemsize)
+    if kv_bytes is not None:
+        count, reason = kv_bytes // size, "as asked"
+    else:
+        free, needed = int(free_bytes() * FREE_SHARE), -(-most_tokens // BLOCK_TOKENS) * size
+        count = min(free, needed) // size
+        reason = "all that the requests can use" if needed <= free else "half of the free memory"
+    if count < 1:
+        raise EngineError(f"the KV cache needs at least {size} bytes for one block")
+    return KvBudget(count, size, reason)
+
+
+def free_bytes() -> int:
+    """Memory this process may still take: the kernel's estimate, or the control group's rest."""
+    available = _meminfo("MemAvailable")
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    if limit is not None and used is not None:
+        available = min(available, max(0, limit - used))
+    return available
+
+
+def _meminfo(field: str) -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise EngineError(f"/proc/meminfo does not say {field}")
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None
