@@ -1,4 +1,4 @@
-"""What continuous batching and prefix caching are worth: the same engine, the same requests, in turn.
+"""What continuous batching and prefix caching are worth: one engine, the same requests, in turn.
 
     python bench/batching.py static    continuous against static batching
     python bench/batching.py prefix    prefix caching on against off
@@ -76,8 +76,8 @@ def show(title: str, table: dict[str, dict[str, Any]]) -> None:
     print(f"\n{title}")
     for name, row in table.items():
         print(
-            f"  {name:22s} {row['output_tok_s']:8.1f} tok/s   latency {row['mean_latency_s']:7.3f} s"
-            f"   TTFT {row['mean_ttft_s']:7.3f} s   cached {row['cached_tokens']:7.0f}"
+            f"  {name:22s} {row['output_tok_s']:8.1f} tok/s   latency {row['mean_latency_s']:7.3f}"
+            f" s   TTFT {row['mean_ttft_s']:7.3f} s   cached {row['cached_tokens']:7.0f}"
             f"   padding {row['padding_tokens']:7.0f}   {row['output_tok_s_all']}"
         )
 

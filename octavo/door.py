@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from octavo.core.executor import Capacity
 from octavo.core.request import Request, SamplingParams
 from octavo.errors import ContextOverflow, InvalidRequest
-from octavo.text import StopWatcher, Tokenizer
+from octavo.text import OutputText, StopWatcher, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,12 @@ class Door:
         *,
         arrival: float,
         caller: Caller = Caller(),
+        skip_special: bool = True,
     ) -> Request:
-        """A valid request. Raises `InvalidRequest` (`param` is "prompt" or the params' field)."""
+        """A valid request. Raises `InvalidRequest` (`param` is "prompt" or the params' field).
+
+        skip_special: whether stop strings are sought in text without special tokens.
+        """
         self.check(prompt, params)
         eos = frozenset() if params.ignore_eos else self.tokenizer.eos_ids
         watcher = None
@@ -52,7 +56,8 @@ class Door:
             tokenizer, stops, least = self.tokenizer, params.stop, params.min_tokens
 
             def watcher() -> StopWatcher:
-                return StopWatcher(tokenizer, stops, least)
+                stream = tokenizer.stream(skip_special, continuation=True)
+                return StopWatcher(OutputText(stream, stops, least))
 
         return Request(
             id=id,

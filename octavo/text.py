@@ -113,8 +113,8 @@ class StopWatcher:
 
     __slots__ = ("_text",)
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], min_tokens: int) -> None:
-        self._text = OutputText(tokenizer.stream(continuation=True), stops, min_tokens)
+    def __init__(self, text: OutputText) -> None:
+        self._text = text
 
     def advance(self, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
         """(tokens kept, STOP if a stop string is complete)."""

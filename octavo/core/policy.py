@@ -13,7 +13,7 @@ from typing import NamedTuple
 from octavo.core.request import Sequence
 
 
-class Door(NamedTuple):
+class Occupancy(NamedTuple):
     """What a policy may know when it admits: sequences running and the most that may; sequences
     admitted since none ran (`seats`), and the arrival index at which that was (`opened`)."""
 
@@ -30,7 +30,7 @@ class Policy:
 
     name: str
     key: Callable[[Sequence], tuple[float, int]]
-    admits: Callable[[Sequence, Door], bool]
+    admits: Callable[[Sequence, Occupancy], bool]
     holds_twins: bool = True
 
 
@@ -39,15 +39,17 @@ def by_arrival(seq: Sequence) -> tuple[float, int]:
     return seq.request.arrival, seq.arrival_index
 
 
-def while_rows_last(seq: Sequence, door: Door) -> bool:  # noqa: ARG001
+def while_rows_last(seq: Sequence, batch: Occupancy) -> bool:  # noqa: ARG001
     """Continuous batching: a sequence joins whenever there is a row for it."""
-    return door.running < door.limit
+    return batch.running < batch.limit
 
 
-def into_an_empty_batch(seq: Sequence, door: Door) -> bool:
-    """Static batching: those that waited when the batch was empty join until the first leaves."""
-    nobody_left = door.running == door.seats
-    return nobody_left and seq.arrival_index < door.opened and door.running < door.limit
+def into_an_empty_batch(seq: Sequence, batch: Occupancy) -> bool:
+    """Static batching: as many as may run, of those that waited when the batch was empty.
+
+    The group is fixed then, also if its prompts take several steps to go in.
+    """
+    return seq.arrival_index < batch.opened and batch.seats < batch.limit
 
 
 def fcfs() -> Policy:

@@ -79,10 +79,8 @@ class SamplingParams:
 
         def count(param: str, low: int, high: int, *, optional: bool = False) -> None:
             value = getattr(self, param)
-            if value is None and optional:
-                return
-            ok = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-            need(ok, param, f"an integer in [{low}, {high}]")
+            ok = type(value) is int and low <= value <= high
+            need(ok or (value is None and optional), param, f"an integer in [{low}, {high}]")
 
         def ids(param: str) -> None:
             value = getattr(self, param)
@@ -178,7 +176,8 @@ class Sequence:
     is in flight. Blocks cover num_scheduled tokens; block_table is replaced when it grows, never
     changed in place, so rows share it. hashes: of the leading full blocks, as far as known.
     scores: prompt logprobs so far, of tokens 1, 2, ... key: place in the policy's order.
-    max_len: tokens (prompt and output) at which it ends by length.
+    max_len: tokens (prompt and output) at which it ends by length. stop_from: tokens before which
+    no stop id may be chosen. penalised: whether choosing looks at the tokens before.
     """
 
     __slots__ = (
@@ -198,10 +197,12 @@ class Sequence:
         "num_prompt",
         "num_scheduled",
         "num_steps",
+        "penalised",
         "request",
         "scored",
         "scores",
         "state",
+        "stop_from",
         "tokens",
         "watcher",
     )
@@ -222,8 +223,15 @@ class Sequence:
         self.first_token: float | None = None
         self.block_table: array[int] = array("i")
         self.hashes: list[BlockHash] = []
+        params = request.params
+        self.stop_from = self.num_prompt + params.min_tokens
+        self.penalised = (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+        )
         # The prompt is the same for all choices: the first one scores it for the others.
-        self.scored = choice == 0 and request.params.prompt_logprobs is not None
+        self.scored = choice == 0 and params.prompt_logprobs is not None
         self.scores: list[TokenLogprob] = []
         self.state = State.WAITING
         self.awaits: BlockHash | None = None

@@ -14,7 +14,6 @@ No tensors, no clock (`now` is given), no threads, no logging.
 
 from __future__ import annotations
 
-from array import array
 from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -23,7 +22,7 @@ from heapq import heapify, heappop, heappush
 from octavo.core.batch import Batch, Row, RowResult, SampleSpec, StepResult, Want
 from octavo.core.blocks import BlockManager
 from octavo.core.executor import Capacity
-from octavo.core.policy import Door, Policy, fcfs
+from octavo.core.policy import Occupancy, Policy, fcfs
 from octavo.core.request import (
     BlockHash,
     Event,
@@ -296,8 +295,8 @@ class Scheduler:
             if seq.state is not State.WAITING:
                 heappop(waiting)
                 continue
-            door = Door(len(self._running), self._max_running, self._seats, self._opened)
-            if not self.policy.admits(seq, door):
+            occupancy = Occupancy(len(self._running), self._max_running, self._seats, self._opened)
+            if not self.policy.admits(seq, occupancy):
                 break
             most = len(seq.scores) if seq.scored and len(seq.scores) < seq.num_prompt - 1 else None
             shared = blocks.lookup(seq, most)
@@ -306,8 +305,9 @@ class Scheduler:
             start = len(shared) * blocks.block_size
             n, outputs = self._chunk(seq, start, plan.tokens, plan.outputs)
             need = blocks.blocks_for(len(seq.tokens)) - len(shared)
-            # One block of headroom for each that runs, or the newcomer would soon be preempted.
-            spare = blocks.num_available - blocks.num_idle(shared) - owed - len(self._running)
+            # Headroom of half a block for each that runs, or the newcomer would soon be preempted.
+            spare = blocks.num_available - blocks.num_idle(shared) - owed
+            spare -= (len(self._running) + 1) // 2
             if not n or need > spare:
                 break
             heappop(waiting)
@@ -375,7 +375,7 @@ class Scheduler:
     def _wants(self, seq: Sequence, start: int, end: int) -> tuple[Want, ...]:
         last = end == len(seq.tokens)
         if not seq.scored:
-            return (Want(end - start - 1, _sample(seq), mask=_mask(seq)),) if last else ()
+            return (Want(end - start - 1, _sample(seq), None, 0, _mask(seq)),) if last else ()
         tokens, top = seq.tokens, seq.request.params.prompt_logprobs or 0
         first = max(start, len(seq.scores))
         wants = [
@@ -383,7 +383,7 @@ class Scheduler:
             for i in range(first, min(end, seq.num_prompt - 1))
         ]
         if last:
-            wants.append(Want(end - start - 1, _sample(seq), mask=_mask(seq)))
+            wants.append(Want(end - start - 1, _sample(seq), None, 0, _mask(seq)))
         return tuple(wants)
 
     # ---- a step comes back ----------------------------------------------------------------------
@@ -437,7 +437,7 @@ class Scheduler:
         (token,) = res.tokens
         request = seq.request
         kept, finish = 1, None
-        if token in request.stop_ids and seq.num_output >= request.params.min_tokens:
+        if token in request.stop_ids and len(seq.tokens) >= seq.stop_from:
             finish = FinishReason.STOP
         elif seq.watcher is not None:
             try:
@@ -561,18 +561,11 @@ def _key(seq: Sequence) -> tuple[float, int]:
 def _sample(seq: Sequence) -> SampleSpec:
     """What choosing the sequence's next token needs."""
     request, position = seq.request, len(seq.tokens)
-    params = request.params
-    history: array[int] | None = None
-    if (
-        params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0
-    ):
-        history = seq.tokens[:]
-    suppress: tuple[int, ...] = ()
-    if params.min_tokens and position - seq.num_prompt < params.min_tokens:
-        suppress = tuple(sorted(request.stop_ids))
-    return SampleSpec(params, request.seed, seq.choice, position, history, seq.num_prompt, suppress)
+    history = seq.tokens[:] if seq.penalised else None
+    suppress = tuple(sorted(request.stop_ids)) if position < seq.stop_from else ()
+    return SampleSpec(
+        request.params, request.seed, seq.choice, position, history, seq.num_prompt, suppress
+    )
 
 
 def _mask(seq: Sequence) -> bytes | None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -23,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from octavo.config import ServerConfig
+from octavo.config import LOOPBACK, ServerConfig
 from octavo.core.request import Request
 from octavo.door import Caller, Door
 from octavo.errors import EngineError, InvalidRequest, OctavoError, Overloaded, UnknownModel
@@ -37,7 +38,8 @@ from octavo.text import Tokenizer
 log = logging.getLogger("octavo")
 
 OPEN_PATHS = ("/health", "/ready")
-INLINE_BODY = 8 * 1024  # longer bodies are parsed and tokenised in a thread
+INLINE_BODY = 4 * 1024  # longer bodies are parsed and tokenised in a thread
+BODY_SECONDS = 60.0
 Template = Callable[[list[dict[str, str]]], list[int]]
 
 
@@ -74,12 +76,15 @@ class Occupancy:
         self._clock = clock
         self._ended: deque[float] = deque(maxlen=64)
 
-    def enter(self) -> None:
-        """Take a place. Raises `Overloaded` with the time in which half of them will be free."""
+    def check(self) -> None:
+        """Raises `Overloaded`, with the time in which half of the places will be free."""
         if self.live >= self.limit:
             raise Overloaded(
                 f"all {self.limit} places of this server are taken", self.retry_after()
             )
+
+    def enter(self) -> None:
+        """Take a place."""
         self.live += 1
 
     def leave(self) -> None:
@@ -166,13 +171,22 @@ class App:
         await response(scope, _no_receive, send)
 
     def _enter(self, scope: Scope) -> Key | None:
-        """The caller's key. Raises HTTP 401 where one is needed and none fits."""
+        """The caller's key. Raises HTTP 401 where one is needed and none fits; 403 for a page of
+        another site, which a browser lets send requests to this machine."""
+        origin = _header(scope, b"origin")
+        if origin and not self._trusts(origin, _header(scope, b"host")):
+            raise HTTPException(403, f"pages of {origin} may not use this server")
         if not self.keys or scope["path"] in OPEN_PATHS:
             return None
         key = self.keys.find(_header(scope, b"authorization"))
         if key is None:
             raise HTTPException(401, "give a valid API key as Authorization: Bearer KEY")
         return key
+
+    def _trusts(self, origin: str, host: str) -> bool:
+        """A page of our own. Without keys its name must be loopback's, or a rebound name passes."""
+        name = urlsplit(origin)
+        return name.netloc == host and (bool(self.keys) or name.hostname in LOOPBACK)
 
     async def _ping(self) -> None:
         """Wake streams that have been silent for too long."""
@@ -231,6 +245,12 @@ class App:
 
     # ---- parsing: may run in a thread ----
 
+    def check_open(self) -> None:
+        """Raises `Overloaded` while no new work is taken."""
+        if self.draining:
+            raise Overloaded("the server is shutting down", self.config.drain or 1.0)
+        self.occupancy.check()
+
     def check_model(self, name: str) -> None:
         if name != self.served.name:
             raise UnknownModel(
@@ -249,7 +269,12 @@ class App:
         id = f"chatcmpl-{secrets.token_hex(12)}"
         try:
             request = self.served.door.request(
-                id, ids, params, arrival=self.driver.clock(), caller=_caller(key, body)
+                id,
+                ids,
+                params,
+                arrival=self.driver.clock(),
+                caller=_caller(key, body),
+                skip_special=body.skip_special_tokens is not False,
             )
         except InvalidRequest as error:
             newer = body.max_completion_tokens is not None
@@ -274,7 +299,12 @@ class App:
             ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             requests.append(
                 self.served.door.request(
-                    f"{id}-{number}", ids, params, arrival=self.driver.clock(), caller=caller
+                    f"{id}-{number}",
+                    ids,
+                    params,
+                    arrival=self.driver.clock(),
+                    caller=caller,
+                    skip_special=body.skip_special_tokens is not False,
                 )
             )
             if body.echo:
@@ -308,14 +338,19 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        if app.draining:
-            raise Overloaded("the server is shutting down", app.config.drain or 1.0)
+        app.check_open()
+        # A place is taken only when the body is here: a client that trickles it holds none.
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                data = await read_body(scope, receive, app.config.max_body)
+        except TimeoutError:
+            raise HTTPException(408, f"the body took over {BODY_SECONDS:g} s") from None
+        if data is None:
+            return
+        arrival = app.driver.clock()
+        app.check_open()
         app.occupancy.enter()
         try:
-            arrival = app.driver.clock()
-            data = await read_body(scope, receive, app.config.max_body)
-            if data is None:
-                return
             job = await self._job(data, scope["octavo.key"])
             await Exchange(app, job, arrival).run(receive, send)
         finally:
@@ -552,6 +587,8 @@ def problem(error: Exception) -> Response:
 
 
 _CODES = {
+    403: "forbidden_origin",
+    408: "body_timeout",
     401: "invalid_api_key",
     404: "not_found",
     405: "method_not_allowed",

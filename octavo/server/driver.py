@@ -8,6 +8,7 @@ the running step. An exception in `add` concerns that request alone; one out of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -16,10 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo.core.request import Event, FinishReason, Request
+from octavo.core.request import Event, Request
 from octavo.errors import EngineError
 
 log = logging.getLogger("octavo")
+
+BLOCKED_PAUSE = 0.002
 
 
 class EngineLike(Protocol):
@@ -99,7 +102,8 @@ class Driver:
         self._routes: dict[str, tuple[Ticket, int]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
-        self._stop = False
+        self._outbox: list[tuple[str | Ticket, Event | Admitted | Failed]] = []
+        self._blocked = False
 
     def start(self) -> None:
         """Start the thread; news goes to the running loop."""
@@ -154,40 +158,41 @@ class Driver:
     # ---- the engine's thread ----
 
     def _run(self) -> None:
-        outbox: list[tuple[str | Ticket, Event | Admitted | Failed]] = []
-        self._outbox = outbox
         try:
             while self._obey():
-                running = self._engine.pump(self.clock())
-                if outbox:
-                    self._post(outbox.copy())
-                    outbox.clear()
-                if running or self._engine.has_work:
-                    for event in self._engine.drain(self.clock()):
-                        outbox.append((event.request_id, event))
-                    self.progress = self.clock()
+                self._step()
         except Exception as error:
             log.exception("the engine failed")
             self.failed = error if isinstance(error, EngineError) else EngineError(str(error))
-            self._post([])
         finally:
-            if outbox:
-                self._post(outbox.copy())
+            self._post()
+
+    def _step(self) -> None:
+        running = self._engine.pump(self.clock())
+        if self._outbox:
+            self._post()
+        if running or self._engine.has_work:
+            events = self._engine.drain(self.clock())
+            self._outbox.extend((event.request_id, event) for event in events)
+            self.progress = self.clock()
+            # Work that cannot go on yet is no reason to spin.
+            self._blocked = not running and not events
 
     def _obey(self) -> bool:
         """Carry out what has been asked; sleep while there is nothing to do."""
-        wait = not self._engine.has_work and not self._outbox
+        idle = not self._engine.has_work and not self._outbox
+        wait: float | None = None if idle else BLOCKED_PAUSE if self._blocked else 0.0
+        self._blocked = False
         while True:
             try:
-                command = self._commands.get(block=wait)
+                command = self._commands.get(wait != 0.0, wait)
             except queue.Empty:
                 return True
             if command is None:
                 return False
-            if wait:
-                self.progress = self.clock()
+            self.progress = self.clock() if idle else self.progress
             command()
-            wait = False
+            wait = 0.0
 
     def _admit(self, ticket: Ticket) -> None:
         for done, request in enumerate(ticket.requests):
@@ -203,12 +208,12 @@ class Driver:
         for id in ids:
             self._engine.abort(id, self.clock())
 
-    def _post(self, news: list[tuple[str | Ticket, Event | Admitted | Failed]]) -> None:
+    def _post(self) -> None:
+        """Hand the news over: one call into the loop."""
         assert self._loop is not None
-        try:
+        news, self._outbox = self._outbox, []
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(self._deliver, news)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
-            self._stop = True
 
     # ---- back in the loop ----
 
@@ -221,7 +226,7 @@ class Driver:
                     continue
                 ticket, base = route
                 if item.finish is not None or item.error is not None:
-                    self._ended(ticket, item)
+                    self._ended(ticket)
                 ticket.push((base + item.choice, item))
             elif isinstance(to, Ticket):
                 if isinstance(item, Failed):
@@ -231,9 +236,9 @@ class Driver:
         if self.failed is not None:
             self._fail_all(self.failed)
 
-    def _ended(self, ticket: Ticket, event: Event) -> None:
+    def _ended(self, ticket: Ticket) -> None:
         ticket.left -= 1
-        if ticket.left == 0 or event.finish in (FinishReason.ERROR, None):
+        if ticket.left == 0:
             self._forget(ticket)
 
     def _forget(self, ticket: Ticket) -> None:

@@ -77,6 +77,7 @@ async def serve(
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=5,
         timeout_keep_alive=75,
         backlog=2048,
@@ -86,7 +87,11 @@ async def serve(
     server.lifespan = config.lifespan_class(config)
     sys.setswitchinterval(SWITCH_INTERVAL)
     app.start()
-    await server.startup(sockets=[bound])
+    try:
+        await server.startup(sockets=[bound])
+    except OSError as error:  # somebody else was faster to listen
+        await app.stop()
+        raise InvalidRequest(f"cannot listen: {error.strerror}; try --port 0", "port") from None
     try:
         ready()
         running = asyncio.create_task(server.main_loop())

@@ -57,7 +57,7 @@ class AuditExecutor:
         self._capacity = capacity
         self._rng = rng
         self._request_of = request_of
-        self._faults = faults or {}
+        self._faults = {} if faults is None else faults
         self._slots: dict[int, tuple[int, int]] = {}
         self._outstanding: deque[tuple[Batch, dict[int, Request]]] = deque()
         self.batches: list[Batch] = []

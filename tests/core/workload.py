@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from octavo.core.engine import Engine
 from octavo.core.executor import Capacity
 from octavo.core.policy import Policy, fcfs, priority, static
-from octavo.core.request import Event, FinishReason, Request, SamplingParams, Watcher
+from octavo.core.request import Event, FinishReason, Request, SamplingParams, State, Watcher
 from octavo.core.scheduler import Scheduler
 from tests.core.audit import VOCAB, AuditExecutor
 from tests.core.oracle import Outcome, expected
@@ -90,14 +90,14 @@ def _params(rng: random.Random) -> SamplingParams:
     )
 
 
-def _requests(rng: random.Random) -> list[tuple[int, Request]]:
+def _requests(rng: random.Random, *, crowded: bool) -> list[tuple[int, Request]]:
     bases = [
         [rng.randrange(VOCAB) for _ in range(rng.choice((1, 8, rng.randrange(1, 48))))]
         for _ in range(rng.randrange(1, 4))
     ]
-    spread = rng.choice((1, 1, 30, 120))
+    spread = rng.choice((1, 8)) if crowded else rng.choice((1, 30, 120))
     out = []
-    for i in range(rng.choice((1, rng.randrange(1, 6), rng.randrange(1, 16)))):
+    for i in range(rng.randrange(3, 14) if crowded else rng.randrange(1, 8)):
         turn = rng.randrange(spread)
         stop_ids = frozenset(rng.sample(range(VOCAB), rng.choice((0, 0, 1, 2))))
         request = Request(
@@ -115,33 +115,67 @@ def _requests(rng: random.Random) -> list[tuple[int, Request]]:
     return out
 
 
-def draw(seed: int) -> Workload:
-    """A random workload; pools go down to the one sequence that needs most."""
-    rng = random.Random(seed)
-    arrivals = _requests(rng)
-    size = rng.choice((1, 2, 3, 4, 5, 8, 16, 32, 64))
-    context = rng.choice((96, 130))
+def _capacity(rng: random.Random, arrivals: list[tuple[int, Request]], crowded: bool) -> Capacity:
+    """Pools go down to the one sequence that needs most."""
+    size = rng.choice((1, 1, 2, 3, 4, 5, 8, 16, 32, 64))
     need = max(len(r.prompt) + (r.params.max_tokens or 8) - 1 for _, r in arrivals)
-    total = sum(len(r.prompt) * r.params.n for _, r in arrivals)
     blocks = -(-need // size)
-    blocks += rng.choice((0, 0, 1, 2, rng.randrange(1, 60), int(rng.random() * total / size)))
-    capacity = Capacity(
+    if crowded:
+        blocks += rng.choice((0, 1, 2, rng.randrange(3 * blocks)))
+    else:
+        blocks += rng.choice((0, 1, 2, rng.randrange(1, 60)))
+    return Capacity(
         num_blocks=blocks,
         block_size=size,
-        max_tokens=rng.choice((1, 3, 16, 16, 64, 512)),
-        max_rows=rng.choice((1, 2, 4, 16, 16, 64)),
-        max_outputs=rng.choice((1, 2, 8, 64, 64)),
-        max_context=context,
+        max_tokens=rng.choice((6, 16, 64, 512) if crowded else (1, 3, 16, 64, 512)),
+        max_rows=rng.choice((4, 16, 64) if crowded else (1, 2, 4, 16)),
+        max_outputs=rng.choice((4, 6, 64) if crowded else (1, 2, 8, 64)),
+        max_context=rng.choice((96, 130)),
         depth=rng.choice((1, 1, 2, 3)),
     )
+
+
+def _squeeze(rng: random.Random) -> Workload:
+    """Urgent long prompts come among sequences that decode and grow, in steps of few tokens: the
+    first in the order must take blocks from sequences that were given a row just before."""
+    decoders = rng.randrange(2, 5)
+
+    def request(i: int, turn: int, num_prompt: int, max_tokens: int) -> tuple[int, Request]:
+        prompt = array("i", [rng.randrange(VOCAB) for _ in range(num_prompt)])
+        scored = 1 if turn == 1 else None
+        params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=scored)
+        urgent = -int(turn > 3)
+        return turn, Request(f"r{i}", prompt, params, float(turn), i, priority=urgent)
+
+    arrivals = [request(i, 0, rng.randrange(2, 6), 40) for i in range(decoders)]
+    arrivals.append(request(decoders, 1, rng.randrange(20, 40), 4))
+    arrivals += [request(decoders + i, 3 + i, rng.randrange(40, 60), 4) for i in (1, 2)]
+    capacity = Capacity(
+        num_blocks=rng.randrange(66, 80),
+        block_size=1,
+        max_tokens=decoders + rng.randrange(1, 4),
+        max_rows=8,
+        max_outputs=8,
+        max_context=96,
+        depth=rng.choice((1, 1, 2)),
+    )
+    return Workload(capacity, priority(100.0), True, arrivals, {}, {})
+
+
+def draw(seed: int) -> Workload:
+    """A random workload; every other one crowds a small pool, every eighth squeezes it."""
+    rng, crowded = random.Random(seed), seed % 2 == 0
+    if seed % 8 == 7:
+        return _squeeze(rng)
+    arrivals = _requests(rng, crowded=crowded)
     ids = [request.id for _, request in arrivals]
     return Workload(
-        capacity=capacity,
+        capacity=_capacity(rng, arrivals, crowded),
         policy=rng.choice((fcfs(), fcfs(), priority(rng.choice((1.0, 20.0))), static())),
         prefix_caching=rng.random() < 0.9,
         arrivals=sorted(arrivals, key=lambda arrival: arrival[0]),
-        aborts={i: rng.randrange(60) for i in ids if rng.random() < 0.15},
-        faults={i: rng.randrange(60) for i in ids if rng.random() < 0.1},
+        aborts={i: rng.randrange(60) for i in ids if rng.random() < 0.12},
+        faults={i: rng.randrange(60) for i in ids if rng.random() < 0.08},
     )
 
 
@@ -183,7 +217,9 @@ class Run:
                     self.outcomes[request.id, choice] = Outcome()
                 engine.add(request)
         self.abort_due(now)
+        first = self.scheduler._running[:1]
         submitted = engine.pump(now)
+        assert all(s.state is not State.WAITING for s in first), "the first in order gave way"
         self.scheduler.check()
         self.abort_due(now + 0.5)
         idle = engine.has_work and not engine.num_outstanding

@@ -323,13 +323,27 @@ def test_a_bad_key_file_is_refused(tmp_path: Path, text: str) -> None:
         Keys.read(str(tmp_path / "missing"))
 
 
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        ("http://evil.example", "127.0.0.1:8000", 403),
+        ("http://evil.example:8000", "evil.example:8000", 403),
+        ("null", "127.0.0.1:8000", 403),
+        ("http://127.0.0.1:8000", "127.0.0.1:8000", 200),
+        ("http://localhost:8000", "localhost:8000", 200),
+    ],
+)
+def test_pages_of_other_sites_are_kept_out(origin: str, host: str, status: int) -> None:
+    assert ask(CHAT, chat(), origin=origin, host=host).status_code == status
+
+
 # ---- blast radius --------------------------------------------------------------------------------
 
 
 class BadWatcher:
     """Raises at its third token."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, text: Any) -> None:
         self.count = 0
 
     def advance(self, tokens: Any) -> tuple[int, FinishReason | None]:
@@ -375,6 +389,30 @@ def neighbours_are_unmoved(bad: dict[str, Any], path: str, status: int) -> None:
 def test_a_watcher_that_raises_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.door.StopWatcher", BadWatcher)
     neighbours_are_unmoved(chat("bad", stop="x", ignore_eos=True), CHAT, 500)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_choice_that_fails_ends_its_siblings(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    made: list[BadWatcher] = []
+
+    def watcher(text: Any) -> Any:
+        made.append(BadWatcher(text))
+        made[-1].count = 0 if len(made) == 1 else -(10**6)
+        return made[-1]
+
+    monkeypatch.setattr("octavo.door.StopWatcher", watcher)
+    house = House(FakeExecutor(seconds=0.002))
+
+    async def main() -> None:
+        async with inside(house) as client:
+            body = chat(n=4, stop="x", max_tokens=1500, ignore_eos=True, stream=stream)
+            answer = await client.post(CHAT, json=body)
+            assert answer.status_code == (200 if stream else 500)
+            assert house.idle(0.5)
+
+    asyncio.run(main())
 
 
 def test_a_tokenizer_that_raises_fails_alone() -> None:

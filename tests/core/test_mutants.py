@@ -1,0 +1,269 @@
+"""Planted bugs: the property suite must kill each one. What it cannot see, it does not protect."""
+
+# ruff: noqa: ARG001, ARG005
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+import pytest
+
+from octavo.core import blocks as blocks_module
+from octavo.core.blocks import BlockManager
+from octavo.core.request import Sequence, State
+from octavo.core.scheduler import Scheduler, _Plan
+from tests.core.workload import run
+
+Patch = pytest.MonkeyPatch
+SEEDS = 600
+
+
+def wrap(patch: Patch, owner: type, name: str, after: Callable) -> None:
+    """Call `after(result, self, *args)` behind a method; what it returns, if not None, counts."""
+    original = getattr(owner, name)
+
+    def wrapped(self: object, *args: object, **kwargs: object) -> object:
+        result = original(self, *args, **kwargs)
+        changed = after(result, self, *args, **kwargs)
+        return result if changed is None else changed
+
+    patch.setattr(owner, name, wrapped)
+
+
+def publish_at_schedule(patch: Patch) -> None:
+    def after(batch, scheduler, now):
+        for row in batch.rows if batch else ():
+            seq = scheduler._live[row.seq_id]
+            scheduler.blocks.publish(seq, seq.num_computed, seq.num_scheduled)
+            scheduler._wake(seq.hashes)
+
+    wrap(patch, Scheduler, "schedule", after)
+    patch.setattr(BlockManager, "check", lambda self, live: None)
+
+
+def lookup_covers_the_last_token(patch: Patch) -> None:
+    patch.setattr(BlockManager, "_shareable", lambda self, s, m: len(s.tokens) // self.block_size)
+
+
+def lookup_ignores_its_bound(patch: Patch) -> None:
+    original = BlockManager.lookup
+    patch.setattr(BlockManager, "lookup", lambda self, seq, most=None: original(self, seq))
+
+
+def shared_blocks_are_not_counted(patch: Patch) -> None:
+    def after(grown, manager, seq, num_tokens, shared=()):
+        for block in shared if grown else ():
+            manager._refs[block] -= 1
+
+    wrap(patch, BlockManager, "grow", after)
+
+
+def idle_shared_blocks_count_as_available(patch: Patch) -> None:
+    patch.setattr(BlockManager, "num_idle", lambda self, blocks: 0)
+
+
+def evicted_block_stays_in_the_index(patch: Patch) -> None:
+    def evict(self):
+        block, _ = self._cached.popitem(last=False)
+        self._hash_of[block] = None
+        return block
+
+    patch.setattr(BlockManager, "_evict", evict)
+    patch.setattr(BlockManager, "check", lambda self, live: None)
+
+
+def evicted_block_keeps_its_hash(patch: Patch) -> None:
+    def evict(self):
+        block, _ = self._cached.popitem(last=False)
+        del self._index[self._hash_of[block]]
+        return block
+
+    patch.setattr(BlockManager, "_evict", evict)
+
+
+def hash_without_parent(patch: Patch) -> None:
+    original = blocks_module.chain_hash
+    patch.setattr(blocks_module, "chain_hash", lambda parent, tokens: original(b"", tokens))
+
+
+def hash_without_namespace(patch: Patch) -> None:
+    original = blocks_module.root_hash
+    patch.setattr(blocks_module, "root_hash", lambda namespace: original(b""))
+
+
+def block_published_twice(patch: Patch) -> None:
+    def publish(self, seq, old, new):
+        end = new // self.block_size
+        self._extend_hashes(seq, end)
+        for i in range(old // self.block_size, end):
+            self._claims.pop(seq.hashes[i], None)
+            self._index[seq.hashes[i]] = seq.block_table[i]
+            self._hash_of[seq.block_table[i]] = seq.hashes[i]
+
+    patch.setattr(BlockManager, "publish", publish)
+
+
+def publish_rounds_up(patch: Patch) -> None:
+    original = BlockManager.publish
+
+    def publish(self, seq, old, new):
+        up = min(-(-new // self.block_size) * self.block_size, len(seq.tokens))
+        original(self, seq, old, up)
+
+    patch.setattr(BlockManager, "publish", publish)
+
+
+def failed_rows_are_published(patch: Patch) -> None:
+    original = Scheduler._fail
+
+    def fail(self, seq, error, now):
+        self.blocks.publish(seq, 0, seq.num_computed)
+        return original(self, seq, error, now)
+
+    patch.setattr(Scheduler, "_fail", fail)
+
+
+def grow_one_token_short(patch: Patch) -> None:
+    patch.setattr(BlockManager, "blocks_for", lambda self, n: (n - 1) // self.block_size)
+
+
+def grow_one_token_long(patch: Patch) -> None:
+    patch.setattr(BlockManager, "blocks_for", lambda self, n: n // self.block_size + 1)
+
+
+def a_block_is_lost_at_release(patch: Patch) -> None:
+    def after(_, manager, seq):
+        if len(manager._free) > 1:
+            manager._free.pop()
+
+    wrap(patch, BlockManager, "release", after)
+
+
+def preempted_in_flight(patch: Patch) -> None:
+    def victim(self, seq):
+        last = self._running[-1]
+        return None if last is seq else last
+
+    patch.setattr(Scheduler, "_victim", victim)
+
+
+def freed_in_flight(patch: Patch) -> None:
+    def after(_, scheduler, seq, reason, now):
+        scheduler.blocks.release(seq)
+
+    wrap(patch, Scheduler, "_end", after)
+
+
+def freed_in_flight_unseen_by_check(patch: Patch) -> None:
+    freed_in_flight(patch)
+    patch.setattr(BlockManager, "check", lambda self, live: None)
+
+
+def never_retired(patch: Patch) -> None:
+    original = Scheduler._retire
+
+    def retire(self, seq):
+        if not seq.num_preemptions:
+            original(self, seq)
+
+    patch.setattr(Scheduler, "_retire", retire)
+
+
+def preempted_row_stays_in_the_plan(patch: Patch) -> None:
+    patch.setattr(_Plan, "drop", lambda self, seq: None)
+
+
+def held_and_never_woken(patch: Patch) -> None:
+    patch.setattr(Scheduler, "_wake", lambda self, hashes: None)
+
+
+def claims_outlive_their_owner(patch: Patch) -> None:
+    patch.setattr(BlockManager, "_drop_claims", lambda self, seq: None)
+
+
+def stop_ids_not_suppressed(patch: Patch) -> None:
+    def after(_, seq, *args, **kwargs):
+        seq.stop_from = 0
+
+    wrap(patch, Sequence, "__init__", after)
+
+
+def prompt_scored_twice_after_preemption(patch: Patch) -> None:
+    def after(_, scheduler, seq, plan):
+        seq.scores = [*seq.scores, *seq.scores[-1:]]
+
+    wrap(patch, Scheduler, "_preempt", after)
+
+
+def length_without_a_bound(patch: Patch) -> None:
+    wrap(patch, Scheduler, "_fit", lambda length, scheduler, request: length + 1)
+
+
+def tokens_of_the_row_one_off(patch: Patch) -> None:
+    def after(batch, scheduler, plan, now):
+        if batch is None:
+            return None
+        rows = [r._replace(tokens=r.tokens + array("i", [0])) for r in batch.rows]
+        return type(batch)(batch.step, tuple(rows))
+
+    wrap(patch, Scheduler, "_batch", after)
+
+
+def first_in_order_gives_way(patch: Patch) -> None:
+    def victim(self, seq):
+        idle = [s for s in self._running if s is not seq and not s.in_flight]
+        return idle[0] if idle else None
+
+    patch.setattr(Scheduler, "_victim", victim)
+
+
+def abort_forgets_the_held(patch: Patch) -> None:
+    def after(_, scheduler, seq, num_shared, most):
+        if seq.state is State.HELD and seq.request.id.endswith("1"):
+            seq.state = State.WAITING
+
+    wrap(patch, Scheduler, "_hold", after)
+
+
+MUTANTS = [
+    publish_at_schedule,
+    lookup_covers_the_last_token,
+    lookup_ignores_its_bound,
+    shared_blocks_are_not_counted,
+    idle_shared_blocks_count_as_available,
+    evicted_block_stays_in_the_index,
+    evicted_block_keeps_its_hash,
+    hash_without_parent,
+    hash_without_namespace,
+    block_published_twice,
+    publish_rounds_up,
+    failed_rows_are_published,
+    grow_one_token_short,
+    grow_one_token_long,
+    a_block_is_lost_at_release,
+    preempted_in_flight,
+    freed_in_flight,
+    freed_in_flight_unseen_by_check,
+    never_retired,
+    preempted_row_stays_in_the_plan,
+    held_and_never_woken,
+    claims_outlive_their_owner,
+    stop_ids_not_suppressed,
+    prompt_scored_twice_after_preemption,
+    length_without_a_bound,
+    tokens_of_the_row_one_off,
+    first_in_order_gives_way,
+    abort_forgets_the_held,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_planted_bug_is_killed(mutant: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            run(seed)
+        except Exception:
+            return
+    pytest.fail(f"{mutant.__name__} survived {SEEDS} workloads")

@@ -1,0 +1,117 @@
+"""`octavo bench` and `octavo doctor`: the figures add up, and what is wrong is said."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from octavo import benchmark, doctor
+from octavo.benchmark import Plan
+from octavo.errors import FetchError, InvalidRequest
+from octavo.llm import LLM
+from octavo.models.config import ModelConfig, Rope
+from octavo.ops.trace import trace
+from tests.server.fakes import FakeExecutor
+from tests.test_llm import fake_assembly
+
+PEAKS = {
+    "read_bytes_per_s": 1e9,
+    "int8_ops_per_s": 1e12,
+    "bf16_ops_per_s": 1e12,
+    "f32_ops_per_s": 1e12,
+}
+TINY = ModelConfig(
+    architecture="llama",
+    vocab_size=269,
+    hidden_size=64,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate_size=128,
+    max_context=2048,
+    norm_eps=1e-5,
+    ropes=(Rope(10000.0),),
+    rope_index=(0, 0),
+    windows=(None, None),
+    attn_scale=0.25,
+    tied_head=True,
+)
+
+
+def tiny_llm(executor: FakeExecutor) -> LLM:
+    return LLM.over(dataclasses.replace(fake_assembly(executor), program=trace(TINY)))
+
+
+def test_a_bench_reports_every_cell_beside_its_roof() -> None:
+    executor = FakeExecutor(seconds=0.002)
+    report = benchmark.measure(tiny_llm(executor), Plan((40, 300), 5, (1, 3), 2), PEAKS)
+    cells = report["cells"]
+    shapes = [(c["prompt"], c["concurrency"]) for c in cells]
+    assert shapes == [(40, 1), (40, 3), (300, 1), (300, 3)]
+    for cell in cells:
+        for phase in ("prefill", "decode"):
+            speed, roof = cell[f"{phase}_tokens_per_s"], cell[f"{phase}_roof_tokens_per_s"]
+            assert cell[f"{phase}_share"] == pytest.approx(speed / roof)
+        # Each step takes two milliseconds, and each request writes one token in a step.
+        assert 1 / cell["tpot_s"] < 500
+        assert cell["decode_tokens_per_s"] < 500 * cell["concurrency"]
+        assert cell["ttft_s"] >= 0.002
+    json.dumps(report)
+
+
+def test_the_decode_roof_of_one_stream_is_bandwidth_over_bytes() -> None:
+    llm = tiny_llm(FakeExecutor())
+    _, decode = benchmark.roofs(llm, (64, 2, 1), PEAKS)
+    weights = sum(spec.nbytes for spec in trace(TINY).weights)
+    assert decode == pytest.approx(1e9 / weights, rel=0.35)
+    _, many = benchmark.roofs(llm, (64, 2, 16), PEAKS)
+    assert many > 4 * decode
+
+
+def test_the_prefill_roof_counts_each_chunk() -> None:
+    llm = tiny_llm(FakeExecutor())
+    slow = PEAKS | {"f32_ops_per_s": 1e6, "bf16_ops_per_s": 1e6}
+    one, _ = benchmark.roofs(llm, (300, 2, 1), slow)
+    four, _ = benchmark.roofs(llm, (300, 2, 4), slow)
+    assert one == pytest.approx(four, rel=0.05)
+
+
+def test_a_plan_that_measures_nothing_is_refused() -> None:
+    for bad in ({"output": 1}, {"repeat": 0}):
+        with pytest.raises(InvalidRequest):
+            Plan(**bad)  # type: ignore[arg-type]
+
+
+def test_the_doctor_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "_peaks", lambda *_: PEAKS)
+    monkeypatch.setattr(doctor, "cpu_quota", lambda: 0.5)
+    report = doctor.examine("smollm2-135m")
+    assert any("control group" in line for line in report.wrong)
+    assert ("smollm2-135m", "not here yet: octavo pull smollm2-135m") in report.sections[-1][1]
+    assert json.loads(json.dumps(report.as_dict()))["ok"] is False
+    unknown = doctor.examine("no-such-model")
+    assert any("no-such-model" in line for line in unknown.wrong)
+
+
+def test_looking_for_a_model_fetches_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert doctor.find("smollm2-135m") is None
+    assert doctor.find("some/repository") is None
+    assert doctor.find(str(tmp_path)) == tmp_path
+    with pytest.raises(FetchError):
+        doctor.find("no-such-model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_system_says_can_be_read() -> None:
+    total, free = doctor.memory()
+    assert 0 < free <= total
+    assert doctor.huge_pages()
+    assert doctor.cpu_quota() is None or doctor.cpu_quota() > 0
