@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from octavo.errors import InvalidRequest, ModelError
-from octavo.models.vocab import Control, Vocab, from_gguf
+from octavo.models.vocab import Control, Vocab
+from octavo.models.vocab_gguf import from_gguf
+from octavo.models.vocab_hf import from_hf
 
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -38,12 +40,10 @@ class ControlStrings:
         self.lengths = tuple(sorted({len(text) for text in controls}, reverse=True))
         heads = {form for text in controls for form in (text[0], text[0].lower(), text[0].upper())}
         self.heads = frozenset(head for head in heads if len(head) == 1)
-        self._head = re.compile("[" + re.escape("".join(sorted(self.heads))) + "]")
+        self._head = re.compile("|".join(map(re.escape, sorted(self.heads))) or "(?!)")
 
     def starts(self, text: str) -> Iterable[int]:
         """Where a control string could begin."""
-        if not self.heads:
-            return ()
         return (match.start() for match in self._head.finditer(text))
 
     @cached_property
@@ -219,4 +219,6 @@ def load_tokenizer(checkpoint: Source) -> Tokenizer:
     """The tokenizer of a checkpoint. Raises BadFile, UnsupportedModel, ModelError."""
     if checkpoint.metadata is not None:
         return Tokenizer(from_gguf(checkpoint.metadata))
+    if checkpoint.directory is not None:
+        return Tokenizer(from_hf(checkpoint.directory))
     raise ModelError("this checkpoint has neither GGUF metadata nor a directory")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,9 @@ from octavo.models import hub
 from octavo.models.gguf import read_gguf
 from octavo.models.template import MAX_CHARS, ChatTemplate
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures" / "tokenizer"))
+from reference import reference
 
 USER = {"role": "user", "content": "Hello, who are you?"}
 CHATS: list[list[dict[str, Any]]] = [
@@ -72,13 +75,6 @@ def with_template(tokenizer: Tokenizer, source: str | None) -> ChatTemplate:
     twin = Tokenizer(tokenizer._vocab)
     twin.chat_templates = {} if source is None else {"default": source}
     return ChatTemplate(twin)
-
-
-@functools.cache
-def reference(path: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
 
 
 def hf_ids(path: Path, chat: list[dict[str, Any]], **options: Any) -> list[int]:
