@@ -311,10 +311,11 @@ class _Talk:
 
 
 def _read_line() -> str:
-    lines = [input("> ")]
+    first, more = ("> ", ". ") if sys.stdin.isatty() else ("", "")
+    lines = [input(first)]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
-        lines.append(input(". "))
+        lines.append(input(more))
     return "\n".join(lines)
 
 
