@@ -27,7 +27,7 @@ struct Acts {
   float* f;         // ACT_F32: likewise floats
 };
 
-constexpr int64_t MAX_GROUP = 8;
+constexpr int64_t MAX_GROUP = 16;
 
 // Bytes that acts_at lays out, a multiple of 64. `mem` is 64-byte aligned; nothing is written.
 // The group is chosen from `rows`: the same rows must be given when preparing and when reading.

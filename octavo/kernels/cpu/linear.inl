@@ -9,7 +9,7 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t PREFETCH_BYTES = 4096;  // ahead of the reads, in the panels' order
+constexpr int64_t PREFETCH_BYTES = 8192;  // ahead of the reads, of all panels read together
 constexpr int64_t ACTS_BUDGET = 256 << 10;  // activations that stay in L2 while panels stream by
 
 // ---- weights: how each type's block of 16 channels x 32 k becomes bytes and scales ---------------
@@ -236,26 +236,29 @@ OCTAVO_INLINE void quant_block(const Block& x, const View& a, int64_t b, F* f) {
 template <class T, int R>
 void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
   F f[R];
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) f[r] = zero_f();
   const int64_t units = a.blocks / T::kBlocks;
   for (int64_t u = 0; u < units; ++u) {
     const Unit unit = T::unit(panel, u, units);
 #pragma GCC unroll 1
     for (int64_t h = 0; h < T::kBlocks; ++h) {
-      const uint8_t* ahead = unit.at + h * T::kQuants + PREFETCH_BYTES;
-#pragma GCC unroll 8
-      for (int64_t i = 0; i < T::kQuants; i += 64) prefetch(ahead + i);
+      constexpr int64_t lines = (T::kUnit / 64 + T::kBlocks - 1) / T::kBlocks;
+      const uint8_t* ahead = unit.at + h * lines * 64 + PREFETCH_BYTES;
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < lines; ++i) prefetch(ahead + 64 * i);
       quant_block<T, R>(T::block(unit, h), a, u * T::kBlocks + h, f);
     }
   }
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) store(out + r * ld, f[r]);
 }
 
 // ---- f32 and bf16 --------------------------------------------------------------------------------
 
-// Four panels for one row, so that no addition waits for the one before it.
+// As many panels as it takes for no addition to wait for the one before it.
 template <int R>
-constexpr int panels_at_once = R == 1 ? 4 : R <= 3 ? 2 : 1;
+constexpr int panels_at_once = R <= 2 ? 4 : R <= 4 ? 2 : 1;
 
 struct Float32 {
   static constexpr int64_t kStep = 1, kBlock = 2048;  // k per vector; bytes of 32 k
@@ -286,10 +289,10 @@ OCTAVO_INLINE void float_block(const uint8_t* w, int64_t panel_bytes, const View
   constexpr int64_t bytes = T::kBlock / 32 * T::kStep;  // of one vector of weights
 #pragma GCC unroll 4
   for (int64_t i = 0; i < 32; i += T::kStep)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int p = 0; p < P; ++p) {
       const auto v = T::load_w(w + p * panel_bytes + i / T::kStep * bytes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < R; ++r)
         f[p * R + r] = T::product(f[p * R + r], v, a, (b * a.group + r) * 32 + i);
     }
@@ -299,16 +302,20 @@ template <class T, int R, int P>
 OCTAVO_INLINE void float_tile(const PackedWeight& w, const uint8_t* panel, const View& a, float* out,
                               int64_t ld) {
   F f[P * R];
+#pragma GCC unroll 16
   for (int i = 0; i < P * R; ++i) f[i] = zero_f();
   for (int64_t b = 0; b < a.blocks; ++b) {
     const uint8_t* at = panel + b * T::kBlock;
+#pragma GCC unroll 4
     for (int p = 0; p < P; ++p)
 #pragma GCC unroll 8
       for (int64_t i = 0; i < T::kBlock; i += 64)
-        prefetch(at + p * w.panel_bytes + PREFETCH_BYTES + i);
+        prefetch(at + p * w.panel_bytes + PREFETCH_BYTES / P + i);
     float_block<T, R, P>(at, w.panel_bytes, a, b, f);
   }
+#pragma GCC unroll 8
   for (int p = 0; p < P; ++p)
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) store(out + r * ld + 16 * p, f[p * R + r]);
 }
 
@@ -384,6 +391,7 @@ template <class T>
 struct QuantKernel {
   static constexpr Offset kOffset = T::kOffset;
   static constexpr int64_t kChunk = 1;  // panels that all tiles of rows pass before the next
+  static constexpr int kRows = kTileRows;
   template <int R>
   static constexpr int kPanels = 1;
   template <int R, int P>
@@ -396,6 +404,7 @@ template <class T>
 struct FloatKernel {
   static constexpr Offset kOffset = NONE;
   static constexpr int64_t kChunk = 4;
+  static constexpr int kRows = kTileRows < 8 ? kTileRows : 8;
   template <int R>
   static constexpr int kPanels = panels_at_once<R>;
   template <int R, int P>
@@ -407,6 +416,7 @@ struct FloatKernel {
 struct Fp32Kernel {
   static constexpr Offset kOffset = NONE;
   static constexpr int64_t kChunk = 4;
+  static constexpr int kRows = kTileRows < 8 ? kTileRows : 8;
   template <int R>
   static constexpr int kPanels = panels_at_once<R>;
   template <int R, int P>
@@ -414,6 +424,7 @@ struct Fp32Kernel {
     alignas(64) float block[P][512];
     const Dequantise dequantise_block = dequantiser(j.w->type);
     F f[P * R];
+#pragma GCC unroll 16
     for (int i = 0; i < P * R; ++i) f[i] = zero_f();
     for (int64_t b = 0; b < j.a.blocks; ++b) {
       for (int p = 0; p < P; ++p)
@@ -421,7 +432,9 @@ struct Fp32Kernel {
       float_block<Float32, R, P>(reinterpret_cast<const uint8_t*>(block), sizeof block[0], j.a, b,
                                  f);
     }
+#pragma GCC unroll 8
     for (int p = 0; p < P; ++p)
+#pragma GCC unroll 16
       for (int r = 0; r < R; ++r) store(j.out + r * j.ld + 16 * p, f[p * R + r]);
   }
 };
@@ -444,12 +457,18 @@ void run_panels(Job job, const uint8_t* panel, int64_t count) {
   }
 }
 
-// Calls run_panels with the number of rows as a constant.
+// Sizes of tiles: each up to 8, then 12 and 16. More would be code for nothing: two rows of a
+// panel that is in L2 cost little more alone than in company.
+constexpr int tile_after(int r) { return r < 8 ? r + 1 : r + 4; }
+
+// Calls run_panels with the largest tile of at most `rows` rows; returns its size.
 template <class K, int R = 1>
-void run_tile(const Job& job, const uint8_t* panel, int64_t count, int64_t rows) {
-  if constexpr (R < kTileRows)
-    if (rows > R) return run_tile<K, R + 1>(job, panel, count, rows);
+int64_t run_tile(const Job& job, const uint8_t* panel, int64_t count, int64_t rows) {
+  constexpr int next = tile_after(R);
+  if constexpr (next <= K::kRows)
+    if (rows >= next) return run_tile<K, next>(job, panel, count, rows);
   run_panels<K, R>(job, panel, count);
+  return R;
 }
 
 // Which panels and rows are wanted.
@@ -468,11 +487,10 @@ void run(const PackedWeight& w, const Acts& acts, const Range& want, float* out,
       const int64_t count = K::kChunk < want.panel1 - p ? K::kChunk : want.panel1 - p;
       for (int64_t row = top, n; row < end; row += n) {
         n = acts.group - row % acts.group;
-        if (n > kTileRows) n = kTileRows;
         if (n > end - row) n = end - row;
         const Job job = {&w, view(acts, row, K::kOffset),
                          out + (row - want.row0) * ld + (p - want.panel0) * 16, ld};
-        run_tile<K>(job, w.data + p * w.panel_bytes, count, n);
+        n = run_tile<K>(job, w.data + p * w.panel_bytes, count, n);
       }
     }
   }

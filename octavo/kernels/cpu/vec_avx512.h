@@ -52,7 +52,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kTileRows = 8;  // rows of activations whose sums the registers hold at once
+constexpr int kTileRows = 16;  // rows of activations whose sums the registers hold at once
 
 struct F { __m512 v; };
 struct I { __m512i v; };

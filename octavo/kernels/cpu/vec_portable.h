@@ -198,9 +198,10 @@ OCTAVO_INLINE int32_t hsum(I x) {
 }
 
 OCTAVO_INLINE I widen_u16(const uint16_t* p) {
-  return make<I>([&](int i) {
-    return I4{p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]};
-  });
+  const UH8 x = read<UH8>(p), y = read<UH8>(p + 8), zero = {};
+  const UH8 low = {0, 8, 1, 9, 2, 10, 3, 11}, high = {4, 12, 5, 13, 6, 14, 7, 15};
+  return {{(I4)__builtin_shuffle(x, zero, low), (I4)__builtin_shuffle(x, zero, high),
+           (I4)__builtin_shuffle(y, zero, low), (I4)__builtin_shuffle(y, zero, high)}};
 }
 // A half's exponent and fraction read as a float's are 2^112 too small, denormals included.
 OCTAVO_INLINE F4 widen_f16(I4 h) {
@@ -291,10 +292,10 @@ template <int n> OCTAVO_INLINE B shl16_b(B x) {
 template <int n> OCTAVO_INLINE B shr16_b(B x) {
   return map<B>(x, [](B16 a) { return (B16)((UH8)a >> n); });
 }
+typedef uint64_t L2 __attribute__((vector_size(16)));
 OCTAVO_INLINE B16 add_bits16(B16 x, uint32_t mask, B16 value) {
   const B16 bit = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-  const uint8_t l = static_cast<uint8_t>(mask), h = static_cast<uint8_t>(mask >> 8);
-  const B16 m = {l, l, l, l, l, l, l, l, h, h, h, h, h, h, h, h};
+  const B16 m = (B16)(L2{(mask & 255) * 0x0101010101010101u, (mask >> 8) * 0x0101010101010101u});
   return x + ((B16)((m & bit) == bit) & value);
 }
 OCTAVO_INLINE B add_bits_b(B x, uint64_t mask, B value) {
