@@ -23,7 +23,7 @@ from octavo.models.tokenizer import ControlStrings, Tokenizer
 MAX_CHARS = 1 << 24  # of one rendered prompt
 MAX_REPEAT = 1 << 20  # of one string or list by "*" inside a template
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
-# The variables that only we set; `documents` may be given as an extra.
+# Variables that only we set, as we do bos_token and its like; `documents` may be an extra.
 OWN = frozenset(("messages", "tools", "add_generation_prompt"))
 
 _PRIVATE = range(0x10FF00, 0x10FFFE)  # the last private-use code points
@@ -104,7 +104,7 @@ def _call(call: Any, where: str) -> Any:
         return call
     try:
         parsed = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidRequest(f"{where}: arguments are not JSON", where) from None
     return {**call, "function": {**function, "arguments": parsed}}
 
@@ -129,6 +129,10 @@ def _message(message: Any, index: int) -> dict[str, Any]:
     elif calls is not None:
         raise InvalidRequest(f"{where}.tool_calls is not a list", f"{where}.tool_calls")
     return clean
+
+
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(item, Mapping) for item in value)
 
 
 def _tojson(
@@ -208,7 +212,7 @@ class _Compiled:
         self._environment = _environment()
         try:
             tree = self._environment.parse(source)
-            self.reads = frozenset(meta.find_undeclared_variables(tree))
+            self.reads = meta.find_undeclared_variables(tree) - self._environment.globals.keys()
             self._template = self._environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ModelError(f"the model's chat template does not compile: {error}") from error
@@ -249,6 +253,7 @@ class ChatTemplate:
     def ids(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -268,6 +273,7 @@ class ChatTemplate:
     def text(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -284,13 +290,15 @@ class ChatTemplate:
         add_generation_prompt: bool,
         extra: dict[str, Any],
     ) -> tuple[_Guard, str]:
+        if tools is not None and not _are_objects(tools):
+            raise InvalidRequest("tools is not a list of objects", "tools")
         if not messages:
             raise InvalidRequest("messages is empty", "messages")
         template = self._template("tool_use" if tools else "default")
         if tools and "tools" not in template.reads:
             raise Unsupported("this model's chat template takes no tools", "tools")
         for name in extra:
-            if name in OWN or name not in template.reads:
+            if name not in template.reads or name in OWN or name.endswith("_token"):
                 raise Unsupported(f"this model's chat template has no setting {name!r}", name)
         clean = [_message(message, index) for index, message in enumerate(messages)]
         data = {"messages": clean, "tools": list(tools) if tools else None, **extra}

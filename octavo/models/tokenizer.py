@@ -12,6 +12,7 @@ import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -179,14 +180,18 @@ class Tokenizer:
         return self._without_control(text, encoding, first=first)
 
     def _without_control(self, text: str, encoding: Any, *, first: bool) -> list[int]:
-        """A vocabulary can spell a control token by merges: cut the text inside that token."""
-        index = next(i for i, id in enumerate(encoding.ids) if id in self.special_ids)
-        start, end = encoding.offsets[index]
-        if end - start < 2:
-            raise InvalidRequest(f"the text {text[start:end]!r} is a control token of this model")
-        cut = (start + end) // 2
-        head = self.encode_plain(text[:cut], first=first)
-        return head + self.encode_plain(text[cut:], first=False)
+        """A vocabulary can spell a control token by merges: cut the text inside every such one."""
+        cuts = [0]
+        for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if id in self.special_ids:
+                if end - start < 2:
+                    what = f"{text[start:end]!r} is a control token of this model"
+                    raise InvalidRequest(f"the text {what}, and nothing else spells it")
+                cuts.append((start + end) // 2)
+        ids: list[int] = []
+        for start, end in pairwise([*cuts, len(text)]):
+            ids += self.encode_plain(text[start:end], first=first and start == 0)
+        return ids
 
     def _bos(self, wanted: bool) -> list[int]:
         return [self.bos_id] if wanted and self.bos_id is not None else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,21 +172,21 @@ HOSTILE = (
 )
 def test_no_message_changes_the_number_of_control_tokens(fields: list[str]) -> None:
     # Fields that a template trims, lowers, dumps as JSON and joins without anything between.
-    template = with_template(_shared(), HOSTILE)
     content, name, after = fields
     message = {"role": "user", "content": content, "name": name, "after": after}
-    ids = template.ids([message, message])
+    ids = _hostile().ids([message, message])
     assert sum(id in _shared().special_ids for id in ids) == 4
 
 
+@functools.cache
 def _shared() -> Tokenizer:
-    if not _kept:
-        metadata = read_gguf(hub.resolve("smollm2-135m")).metadata
-        _kept.append(load_tokenizer(SimpleNamespace(metadata=metadata, directory=None)))
-    return _kept[0]
+    metadata = read_gguf(hub.resolve("smollm2-135m")).metadata
+    return load_tokenizer(SimpleNamespace(metadata=metadata, directory=None))
 
 
-_kept: list[Tokenizer] = []
+@functools.cache
+def _hostile(more: str = "") -> ChatTemplate:
+    return with_template(_shared(), HOSTILE + more)
 
 
 def test_control_strings_in_tools_and_keys_are_plain_text(smollm2: Tokenizer) -> None:
@@ -272,6 +273,33 @@ def test_tools_and_extras_the_template_ignores_are_refused(template: ChatTemplat
         template.ids([USER], tools=TOOLS)
     with pytest.raises(Unsupported, match="enable_thinking"):
         template.ids([USER], enable_thinking=False)
+
+
+def test_settings_that_are_ours_cannot_be_given(smollm2: Tokenizer) -> None:
+    template = with_template(smollm2, "{{ bos_token }}{{ messages }}{{ namespace }}{{ range(3) }}")
+    for name in ("bos_token", "messages", "namespace", "range"):
+        with pytest.raises(Unsupported, match=name):
+            template.ids([USER], **{name: "x"})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=12,
+)
+FIELDS = st.sampled_from(["role", "content", "tool_calls", "name", "function", "type", "text"])
+VALUES = JSON | st.sampled_from(["user", "system", "assistant", "tool", "text", "\ud800", "{"])
+OBJECTS = st.dictionaries(FIELDS, VALUES | st.lists(st.dictionaries(FIELDS, VALUES), max_size=2))
+
+
+@settings(max_examples=500, derandomize=True, deadline=None, database=None)
+@given(st.lists(OBJECTS | JSON, max_size=3), st.none() | st.lists(OBJECTS, max_size=2))
+def test_whatever_json_is_sent_the_answer_is_ids_or_a_refusal(messages: Any, tools: Any) -> None:
+    try:
+        ids = _hostile("{{ tools | tojson }}{{ messages | tojson }}").ids(messages, tools=tools)
+    except InvalidRequest:
+        return
+    assert all(0 <= id < _shared().vocab_size for id in ids)
 
 
 def test_extras_reach_a_template_that_reads_them(smollm2: Tokenizer) -> None:
