@@ -130,7 +130,7 @@ def _capacity(rng: random.Random, arrivals: list[tuple[int, Request]], crowded: 
         max_tokens=rng.choice((6, 16, 64, 512) if crowded else (1, 3, 16, 64, 512)),
         max_rows=rng.choice((4, 16, 64) if crowded else (1, 2, 4, 16)),
         max_outputs=rng.choice((4, 6, 64) if crowded else (1, 2, 8, 64)),
-        max_context=rng.choice((96, 130)),
+        max_context=max(need + 1, rng.choice((96, 130))),
         depth=rng.choice((1, 1, 2, 3)),
     )
 
