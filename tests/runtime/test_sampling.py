@@ -327,6 +327,20 @@ def test_among_equals_the_lowest_ids_are_kept(isa: str) -> None:
 
 
 @isas
+@pytest.mark.parametrize("vocab", [900, 20_000])
+@pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_p": 0.6, "top_k": 800}])
+def test_a_nucleus_cuts_through_equals_by_id(vocab: int, fields: dict, isa: str) -> None:
+    logits = np.round(gaussian(vocab, 1, 1.0))
+    got = distribution(logits, Want(0, spec(SamplingParams(**fields))), isa)
+    order = np.lexsort((np.arange(vocab), -logits))[: fields.get("top_k", vocab)]
+    mass = np.cumsum(np.exp(logits[order].astype(np.float64)))
+    count = int(np.searchsorted(mass, fields["top_p"] * mass[-1])) + 1
+    kept = int((got > 0).sum())
+    assert abs(kept - count) <= 1  # a token's mass is near the rounding of the whole
+    assert (got[order[:kept]] > 0).all()
+
+
+@isas
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("value", "words"), [(math.nan, "NaN"), (-math.nan, "NaN"), (math.inf, "infinite")]
