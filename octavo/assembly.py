@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import octavo
 from octavo.config import EngineConfig, show_bytes
 from octavo.core.engine import Engine
 from octavo.core.executor import Executor
@@ -125,7 +126,9 @@ def put_together(
         max_waiting=max_waiting,
         prefix_caching=config.prefix_caching,
     )
-    computed = f"{fingerprint} {config.isa} {'fp32' if config.fp32 else 'auto'}"
+    computed = (
+        f"{octavo.__version__} {fingerprint} {config.isa} {'fp32' if config.fp32 else 'auto'}"
+    )
     return Assembly(
         config=config,
         name=parts.name,

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, overload
 
 from octavo.assembly import Assembly, assemble, no_progress
 from octavo.assembly import Progress as Progress
@@ -177,13 +177,31 @@ class LLM:
         texts, requests = self._requests(prompts, params)
         return self._complete(texts, requests, progress)
 
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Sequence[Message]],
+        params: Params | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Completion]: ...
+
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: Params | None = None,
         *,
         progress: bool | None = None,
-    ) -> Any:
+    ) -> Completion | list[Completion]:
         """Answer a conversation: a `Completion`, or a list of them for a list of conversations."""
         many = bool(messages) and not isinstance(messages[0], dict)
         talks: Any = messages if many else [messages]

@@ -26,6 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from octavo.config import LOOPBACK, ServerConfig
 from octavo.core.request import Request
+from octavo.core.stats import Timing
 from octavo.door import Caller, Door
 from octavo.errors import EngineError, InvalidRequest, OctavoError, Overloaded, UnknownModel
 from octavo.server import protocol
@@ -40,6 +41,7 @@ log = logging.getLogger("octavo")
 OPEN_PATHS = ("/health", "/ready")
 INLINE_BODY = 4 * 1024  # longer bodies are parsed and tokenised in a thread
 BODY_SECONDS = 60.0
+SEND_SECONDS = 60.0  # a client that reads nothing for so long has left
 Template = Callable[[list[dict[str, str]]], list[int]]
 
 
@@ -115,6 +117,7 @@ class App:
         self.config = config
         self.metrics = metrics
         self.keys = keys
+        self.driver.ended = self._ended
         self.draining = False
         self.occupancy = Occupancy(config.max_queue, driver.clock)
         self.limits = protocol.Limits(config.max_n, config.max_prompts, served.priority)
@@ -164,8 +167,13 @@ class App:
                 raise  # too late for an answer; closing the connection is the only sign left
             await self._refuse(scope, outbound, problem(error))
         finally:
-            path = scope["path"] if scope["path"] in self._paths else "other"
-            self.metrics.http.labels(path, str(outbound.status)).inc()
+            self.metrics.http.labels(self._label(scope["path"]), str(outbound.status)).inc()
+
+    def _label(self, path: str) -> str:
+        """The route's name: paths of strangers' choice would be endless labels."""
+        if path.startswith("/v1/models/"):
+            return "/v1/models/{id}"
+        return path if path in self._paths else "other"
 
     async def _refuse(self, scope: Scope, send: Send, response: Response) -> None:
         await response(scope, _no_receive, send)
@@ -188,14 +196,22 @@ class App:
         name = urlsplit(origin)
         return name.netloc == host and (bool(self.keys) or name.hostname in LOOPBACK)
 
+    def _ended(self, timing: Timing) -> None:
+        if timing.first_scheduled is not None:
+            self.metrics.queue.observe(timing.first_scheduled - timing.queued)
+
     async def _ping(self) -> None:
-        """Wake streams that have been silent for too long."""
+        """Wake streams that have been silent for too long; drop clients that do not read."""
         pause = self.config.keepalive
         while True:
             await asyncio.sleep(pause / 8)
             now = self.driver.clock()
             for ticket in self.driver.tickets:
-                if ticket.touched and now - ticket.touched >= pause * 7 / 8:
+                if ticket.sending:
+                    if now - ticket.touched > SEND_SECONDS and ticket.task is not None:
+                        ticket.gone = True
+                        ticket.task.cancel()
+                elif ticket.touched and now - ticket.touched >= pause * 7 / 8:
                     ticket.ping = True
                     ticket.wake()
 
@@ -379,6 +395,7 @@ class Exchange:
         """Answer, or raise before the first byte. A client that leaves ends the request."""
         driver = self.app.driver
         watch = asyncio.create_task(self._watch(receive))
+        self.ticket.task = asyncio.current_task()
         driver.add(self.ticket)
         try:
             if self.job.asked.stream:
@@ -387,6 +404,10 @@ class Exchange:
                 await self._whole(send)
         except OSError:
             self.outcome = "abort"  # the client went away while we wrote
+        except asyncio.CancelledError:
+            if not self.ticket.gone:
+                raise
+            self.outcome = "abort"  # the client stopped reading
         finally:
             watch.cancel()
             driver.release(self.ticket)
@@ -421,16 +442,16 @@ class Exchange:
         self.outcome = self._finish()
         body = self.reply.whole()
         await send(_start(200, b"application/json", len(body)))
-        await send({"type": "http.response.body", "body": body})
+        await self._send(send, body)
 
     async def _stream(self, send: Send) -> None:
-        ticket, clock = self.ticket, self.app.driver.clock
+        ticket = self.ticket
         await self._admitted()
         if ticket.gone:
             self.outcome = "abort"
             return
         await send(_start(200, b"text/event-stream; charset=utf-8"))
-        ticket.touched = clock()
+        ticket.touched = self.app.driver.clock()
         try:
             while self.reply.open_choices:
                 out = await self._step()
@@ -441,8 +462,7 @@ class Exchange:
                     ticket.ping = False
                     out = out or PING
                 if out:
-                    ticket.touched = clock()
-                    await send({"type": "http.response.body", "body": out, "more_body": True})
+                    await self._send(send, out, True)
             self.outcome = self._finish()
             last = b""
         except OSError:
@@ -450,7 +470,14 @@ class Exchange:
         except Exception as error:
             # The status is out: an error event is how the OpenAI API says it now.
             last = b"data: " + encode(envelope(error)[1]) + b"\n\n"
-        await send({"type": "http.response.body", "body": last})
+        await self._send(send, last)
+
+    async def _send(self, send: Send, body: bytes, more: bool = False) -> None:
+        ticket = self.ticket
+        ticket.touched = self.app.driver.clock()
+        ticket.sending = True
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+        ticket.sending = False
 
     async def _admitted(self) -> None:
         """Wait until the engine has taken the request, so that a refusal has its status."""

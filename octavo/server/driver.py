@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from octavo.core.request import Event, Request
+from octavo.core.stats import Timing
 from octavo.errors import EngineError
 
 log = logging.getLogger("octavo")
@@ -49,6 +50,7 @@ class Failed:
 
 
 News = Admitted | Failed | tuple[int, Event]
+Item = Event | Timing | Admitted | Failed
 
 
 class Ticket:
@@ -57,7 +59,7 @@ class Ticket:
     News of choice c of the i-th request arrives as (i * n + c, event). Used in the loop only.
     """
 
-    __slots__ = ("gone", "left", "news", "ping", "requests", "touched", "waiter")
+    __slots__ = ("gone", "left", "news", "ping", "requests", "sending", "task", "touched", "waiter")
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = tuple(requests)
@@ -65,7 +67,9 @@ class Ticket:
         self.news: list[News] = []
         self.gone = False
         self.ping = False
-        self.touched = 0.0
+        self.touched = 0.0  # when bytes were last handed to the socket
+        self.sending = False
+        self.task: asyncio.Task[Any] | None = None
         self.waiter: asyncio.Future[None] | None = None
 
     def push(self, item: News) -> None:
@@ -90,19 +94,30 @@ class Ticket:
 
 
 class Driver:
-    """Owns the engine and its thread. All methods but the thread's are for the event loop."""
+    """Owns the engine and its thread. All methods but the thread's are for the event loop.
 
-    def __init__(self, engine: EngineLike, *, clock: Callable[[], float] = time.monotonic) -> None:
+    timings: takes those of sequences that have ended; `ended` is called with each.
+    """
+
+    def __init__(
+        self,
+        engine: EngineLike,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        timings: Callable[[], list[Timing]] = list,
+    ) -> None:
         self.clock = clock
         self.failed: Exception | None = None
         self.progress = clock()
         self.tickets: set[Ticket] = set()
+        self.ended: Callable[[Timing], None] = lambda _: None
         self._engine = engine
+        self._timings = timings
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._routes: dict[str, tuple[Ticket, int]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
-        self._outbox: list[tuple[str | Ticket, Event | Admitted | Failed]] = []
+        self._outbox: list[tuple[str | Ticket, Item]] = []
         self._blocked = False
 
     def start(self) -> None:
@@ -174,6 +189,7 @@ class Driver:
         if running or self._engine.has_work:
             events = self._engine.drain(self.clock())
             self._outbox.extend((event.request_id, event) for event in events)
+            self._outbox.extend((timing.request_id, timing) for timing in self._timings())
             self.progress = self.clock()
             # Work that cannot go on yet is no reason to spin.
             self._blocked = not running and not events
@@ -217,7 +233,7 @@ class Driver:
 
     # ---- back in the loop ----
 
-    def _deliver(self, news: list[tuple[str | Ticket, Event | Admitted | Failed]]) -> None:
+    def _deliver(self, news: list[tuple[str | Ticket, Item]]) -> None:
         routes = self._routes
         for to, item in news:
             if isinstance(item, Event):
@@ -228,6 +244,8 @@ class Driver:
                 if item.finish is not None or item.error is not None:
                     self._ended(ticket)
                 ticket.push((base + item.choice, item))
+            elif isinstance(item, Timing):
+                self.ended(item)
             elif isinstance(to, Ticket):
                 if isinstance(item, Failed):
                     self._forget(to)

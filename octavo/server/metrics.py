@@ -62,6 +62,7 @@ class Metrics:
         self.requests = self._counter("requests", "Requests by how they ended.", ("finish",))
         self.ttft = self._histogram("time_to_first_token_seconds", "Arrival to first token.", TTFT)
         self.tpot = self._histogram("time_per_output_token_seconds", "After the first.", TPOT)
+        self.queue = self._histogram("queue_time_seconds", "Arrival to first step.", TTFT)
         self.e2e = self._histogram("request_duration_seconds", "Arrival to last token.", E2E)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:

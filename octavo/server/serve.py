@@ -78,7 +78,7 @@ async def serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=2,
         timeout_keep_alive=75,
         backlog=2048,
     )
@@ -131,4 +131,5 @@ def application(made: Assembly, config: ServerConfig, keys: Keys) -> App:
         created=int(time.time()),
         priority=made.config.policy == "priority",
     )
-    return App(served, Driver(made.engine), config, Metrics(made.engine.snapshot), keys)
+    driver = Driver(made.engine, timings=made.engine.scheduler.stats.take_timings)
+    return App(served, driver, config, Metrics(made.engine.snapshot), keys)

@@ -39,7 +39,7 @@ class House:
         self.tokenizer = tokenizer or FakeTokenizer()
         self.scheduler = Scheduler(self.executor.capacity)
         self.engine = Engine(self.executor, self.scheduler)
-        self.driver = Driver(self.engine)
+        self.driver = Driver(self.engine, timings=self.scheduler.stats.take_timings)
         door = Door(self.tokenizer, self.executor.capacity, VOCAB, "fake-weights")
         served = Served("fake", self.tokenizer, template, door, "fp_fake", "0.0", 1)
         settings = ServerConfig(**config)

@@ -264,6 +264,8 @@ def test_small_endpoints() -> None:
             assert 'octavo_http_requests_total{path="/v1/chat/completions",status="200"} 2' in page
             assert "octavo_time_to_first_token_seconds_count 2" in page
             assert "octavo_request_duration_seconds_count 2" in page
+            assert "octavo_queue_time_seconds_count 2" in page
+            assert 'path="/v1/models/{id}"' in page
             assert "octavo_kv_blocks 512" in page
             assert "octavo_generation_tokens_total" in page
 

@@ -61,6 +61,18 @@ def test_a_client_that_leaves_frees_its_blocks(stream: bool) -> None:
         assert house.engine.snapshot()["aborted"] == 1
 
 
+def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.server.app.SEND_SECONDS", 0.3)
+    with outside(House(port=0, keepalive=0.2)) as house:
+        body = chat(stream=True, n=8, logprobs=True, top_logprobs=20, **LONG)
+        with raw(house, body):
+            assert wait_for(lambda: house.app.occupancy.live == 1)
+            assert wait_for(lambda: house.app.occupancy.live == 0, 20)
+            assert house.idle()
+        page = httpx.get(house.url + "/metrics").text
+        assert 'octavo_requests_total{finish="abort"} 1.0' in page
+
+
 def test_a_queued_client_that_leaves_never_runs() -> None:
     executor = FakeExecutor(seconds=0.003, blocks=100)  # the pool holds one long request
     with outside(House(executor, port=0)) as house:
