@@ -1,0 +1,200 @@
+"""The executor on a small model that has every op and every weight format.
+
+What each op means is checked elsewhere against the reference; here are the executor's own laws.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from array import array
+
+import numpy as np
+import pytest
+
+from octavo.errors import EngineError
+from octavo.kernels import isas
+from octavo.runtime.cpu import CpuExecutor, CpuOptions
+from tests.runtime import small
+
+TEXT = small.tokens(1, 300)
+
+
+@pytest.fixture(scope="module")
+def single():
+    return small.executor()
+
+
+def _whole(executor, ids=TEXT, seq=0):
+    return executor.logits(small.batch(small.row(seq, 0, ids, range(len(ids)), small.table(seq))))
+
+
+@pytest.fixture(scope="module")
+def whole(single):
+    return np.concatenate([_whole(single, TEXT[:256]), _tail(single)])
+
+
+def _tail(executor):
+    return executor.logits(small.batch(small.row(0, 256, TEXT[256:], range(44), small.table(0))))
+
+
+def _in_chunks(executor, sizes, seq=0):
+    at, pieces = 0, []
+    for size in sizes:
+        ids = TEXT[at : at + size]
+        one = small.row(seq, at, ids, range(size), small.table(seq))
+        pieces.append(executor.logits(small.batch(one)))
+        at += size
+    assert at == len(TEXT)
+    return np.concatenate(pieces)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_chunks_and_threads_do_not_change_a_bit(threads, whole):
+    executor = small.executor(threads=threads)
+    sizes = [1, 2, 3, 4, 5, 16, 1, 64, 65, 100, 1, 38]
+    assert np.array_equal(_in_chunks(executor, sizes), whole)
+
+
+def test_neighbours_do_not_change_a_bit(whole):
+    executor = small.executor(threads=2)
+    mates = [small.tokens(seed, 90) for seed in (5, 6)]
+    got, at = [], 0
+    for step, size in enumerate([7, 60, 1, 30]):
+        rows = [small.row(0, at, TEXT[at : at + size], range(size), small.table(0))]
+        for seq, mate in enumerate(mates, 1):
+            start = 20 * step
+            rows.append(small.row(seq, start, mate[start : start + 20], [19], small.table(seq)))
+        random.Random(step).shuffle(rows)
+        out = executor.logits(small.batch(*rows))
+        skip = sum(len(r.outputs) for r in rows[: [r.seq_id for r in rows].index(0)])
+        got.append(out[skip : skip + size])
+        at += size
+    assert np.array_equal(np.concatenate(got), whole[:at])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_replay_is_op_by_op(threads):
+    replayed, stepped = (small.executor(threads=threads, eager=e) for e in (False, True))
+    rng = random.Random(3)
+    for step in range(6):
+        count = rng.choice([1, 3, 8, 70])
+        ids = small.tokens(step, count)
+        wants = sorted(rng.sample(range(count), rng.randint(0, count)))
+        work = small.batch(small.row(0, step, ids, wants, small.table(0)), step=step)
+        assert np.array_equal(replayed.logits(work), stepped.logits(work))
+        for executor in (replayed, stepped):
+            executor.submit(work)
+        assert replayed.collect().rows == stepped.collect().rows
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("act", ["auto", "fp32"])
+def test_every_isa_is_invariant_and_near_the_best(isa, act, whole):
+    executor = small.executor(isa=isa, act=act)
+    assert executor.isa == isa
+    sizes = [100, 1, 1, 60, 94, 44]
+    alone = _in_chunks(executor, sizes)
+    again = np.concatenate([_whole(executor, TEXT[:256], seq=1), _tail_of(executor, 1)])
+    assert np.array_equal(alone, again)
+    assert np.linalg.norm(alone - whole) / np.linalg.norm(whole) < 0.1
+
+
+def _tail_of(executor, seq):
+    one = small.row(seq, 256, TEXT[256:], range(44), small.table(seq))
+    return executor.logits(small.batch(one))
+
+
+def test_what_a_block_held_before_does_not_matter(whole):
+    executor = small.executor(threads=2)
+    _whole(executor, small.tokens(9, 256))
+    assert np.array_equal(_whole(executor, TEXT[:200]), whole[:200])
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+@pytest.mark.parametrize("head_dim", [16, 80, 96, 128, 256])
+def test_head_shapes(kv_heads, head_dim):
+    cfg = small.config(
+        head_dim=head_dim, num_kv_heads=kv_heads, num_layers=1, rope_index=(1,), windows=(30,)
+    )
+    ids = TEXT[:70]
+    for act in ("auto", "fp32"):
+        two = small.executor(cfg, act=act, threads=2)
+        one = small.executor(cfg, act=act)
+        at = small.table(0)
+        first = two.logits(small.batch(small.row(0, 0, ids[:33], range(33), at)))
+        rest = two.logits(small.batch(small.row(0, 33, ids[33:], range(37), at)))
+        assert np.array_equal(np.concatenate([first, rest]), _whole(one, ids))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"table": array("i", [1])}, "too short"),
+        ({"table": array("i", [9999] * 3)}, "block id"),
+        ({"ids": array("i", [5, 330])}, "token id"),
+        ({"ids": array("i", [-1])}, "token id"),
+        ({"start": 3000}, "context"),
+        ({"wants": [50]}, "wanted"),
+    ],
+)
+def test_a_malformed_batch_is_refused_whole(single, change, message):
+    given = {"start": 0, "ids": TEXT[:40], "wants": [0], "table": small.table(0)} | change
+    bad = small.row(0, given["start"], given["ids"], given["wants"], given["table"])
+    single.submit(small.batch(bad))
+    with pytest.raises(EngineError, match=message):
+        single.collect()
+    single.submit(small.batch(small.row(0, 0, TEXT[:3], [2], small.table(0))))
+    assert len(single.collect().rows[0].tokens) == 1
+
+
+def test_only_one_batch_may_be_outstanding(single):
+    work = small.batch(small.row(0, 0, TEXT[:2], [1], small.table(0)))
+    single.submit(work)
+    with pytest.raises(EngineError, match="already"):
+        single.submit(work)
+    single.collect()
+    with pytest.raises(EngineError, match="no batch"):
+        single.collect()
+
+
+def test_memory_is_told_by_name_and_sources_are_released():
+    checkpoint = small.SmallCheckpoint(small.config())
+    seen = []
+    executor = CpuExecutor(
+        checkpoint,
+        CpuOptions(kv_bytes=8 << 20, max_tokens=64, threads=1),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    memory = executor.memory()
+    assert set(memory) == {"weights", "kv", "arena", "scratch", "vectors"}
+    assert memory["kv"] == executor.budget.nbytes <= 8 << 20
+    assert (
+        memory["weights"]
+        >= sum(checkpoint.tensor(n).data.nbytes for n in checkpoint.names() if "norm" not in n)
+        * 0.99
+    )
+    assert set(checkpoint.released) == set(checkpoint.names())
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_bad_options_are_engine_errors():
+    for options, message in [
+        ({"isa": "sse9"}, "not usable"),
+        ({"act": "fp8"}, "act"),
+        ({"kv_bytes": 10}, "one block"),
+    ]:
+        with pytest.raises(EngineError, match=message):
+            small.executor(**options)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_computes_the_same():
+    executor = small.executor(threads=2)
+    want = _whole(executor, TEXT[:20])
+    pid = os.fork()
+    if pid == 0:
+        same = np.array_equal(_whole(executor, TEXT[:20]), want)
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
