@@ -12,6 +12,14 @@ namespace {
 constexpr int64_t PREFETCH_BYTES = 8192;  // ahead of the reads, of all panels read together
 constexpr int64_t ACTS_BUDGET = 256 << 10;  // activations that stay in L2 while panels stream by
 
+// Weights on their way from memory. A tile of few rows waits for them and wants them in L1; a larger
+// one computes longer than they take, and L1's few outstanding misses would hold up its activations.
+template <int R>
+OCTAVO_INLINE void fetch(const uint8_t* p) {
+  if constexpr (R <= 2) prefetch(p);
+  else prefetch_l2(p);
+}
+
 // ---- weights: how each type's block of 16 channels x 32 k becomes bytes and scales ---------------
 
 // weight[c][4j + t] = d * (byte 4c + t of w[j] - offset) + m. Q6_K: d for j < 4, d2 for j >= 4.
@@ -246,7 +254,7 @@ void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
       constexpr int64_t lines = (T::kUnit / 64 + T::kBlocks - 1) / T::kBlocks;
       const uint8_t* ahead = unit.at + h * lines * 64 + PREFETCH_BYTES;
 #pragma GCC unroll 16
-      for (int64_t i = 0; i < lines; ++i) prefetch(ahead + 64 * i);
+      for (int64_t i = 0; i < lines; ++i) fetch<R>(ahead + 64 * i);
       quant_block<T, R>(T::block(unit, h), a, u * T::kBlocks + h, f);
     }
   }
@@ -310,7 +318,7 @@ OCTAVO_INLINE void float_tile(const PackedWeight& w, const uint8_t* panel, const
     for (int p = 0; p < P; ++p)
 #pragma GCC unroll 8
       for (int64_t i = 0; i < T::kBlock; i += 64)
-        prefetch(at + p * w.panel_bytes + PREFETCH_BYTES / P + i);
+        fetch<R>(at + p * w.panel_bytes + PREFETCH_BYTES / P + i);
     float_block<T, R, P>(at, w.panel_bytes, a, b, f);
   }
 #pragma GCC unroll 8

@@ -265,6 +265,7 @@ OCTAVO_INLINE F exp_(F x) {
 }
 
 OCTAVO_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+OCTAVO_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 OCTAVO_INLINE B load_b(const void* p) {
   return {load256(p), load256(static_cast<const uint8_t*>(p) + 32)};

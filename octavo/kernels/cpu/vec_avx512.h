@@ -24,7 +24,7 @@
 //   dot_u7s8(I acc, B w, quad)          the same for w <= 127, where AVX2 is twice as fast
 //   dot_bf16(F acc, B w, pair)          lane i: acc + w[2i]*pair[0] + w[2i+1]*pair[1] in bf16;
 //                                       pair is const uint16_t* or its uint32
-//   prefetch(p)                         into L1, never faults
+//   prefetch(p) prefetch_l2(p)          into L1, or no nearer than L2; never faults
 //   load_b(p) store_b(p, B) set1_u8 and_b or_b add_b xor_b shl16_b<n> shr16_b<n>
 //   add_bits_b(B, mask, value)          adds value to the bytes whose bit of the u64 is set
 //   lo_bf16(B) hi_bf16(B) -> F          even / odd bf16 of each pair;  u8_lane<j>(B) -> I byte 4i+j
@@ -206,6 +206,7 @@ OCTAVO_INLINE F exp_(F x) {
 }
 
 OCTAVO_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+OCTAVO_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 OCTAVO_INLINE B load_b(const void* p) { return {_mm512_loadu_si512(p)}; }
 OCTAVO_INLINE void store_b(void* p, B a) { _mm512_storeu_si512(p, a.v); }

@@ -276,6 +276,7 @@ OCTAVO_INLINE F exp_(F x) {
 }
 
 OCTAVO_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+OCTAVO_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 OCTAVO_INLINE B load_b(const void* p) { return read_all<B>(p); }
 OCTAVO_INLINE void store_b(void* p, B x) { __builtin_memcpy(p, &x, 64); }
