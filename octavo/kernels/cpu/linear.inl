@@ -9,15 +9,18 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t PREFETCH_BYTES = 8192;  // ahead of the reads, of all panels read together
 constexpr int64_t ACTS_BUDGET = 256 << 10;  // activations that stay in L2 while panels stream by
 
-// Weights on their way from memory. A tile of few rows waits for them and wants them in L1; a larger
-// one computes longer than they take, and L1's few outstanding misses would hold up its activations.
-template <int R>
+// Weights on their way from memory, 64 bytes at p of P panels read together; the distances are the
+// best measured on Zen4. Most tiles compute longer than their weights take to come: 8 KB ahead into
+// L2, since L1 has few outstanding misses and the activations need them. What is not unpacked is
+// read so fast that the hardware runs ahead by itself and wants only a lead (FEW rows of it);
+// what is unpacked, for one or two rows, waits least on L1.
+template <int R, int FEW, bool UNPACKED, int P = 1>
 OCTAVO_INLINE void fetch(const uint8_t* p) {
-  if constexpr (R <= 2) prefetch(p);
-  else prefetch_l2(p);
+  if constexpr (R > FEW) prefetch_l2(p + 8192 / P);
+  else if constexpr (UNPACKED) prefetch(p + 8192 / P);
+  else prefetch_l2(p + 1536 / P);
 }
 
 // ---- weights: how each type's block of 16 channels x 32 k becomes bytes and scales ---------------
@@ -252,9 +255,10 @@ void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
 #pragma GCC unroll 1
     for (int64_t h = 0; h < T::kBlocks; ++h) {
       constexpr int64_t lines = (T::kUnit / 64 + T::kBlocks - 1) / T::kBlocks;
-      const uint8_t* ahead = unit.at + h * lines * 64 + PREFETCH_BYTES;
+      const uint8_t* at = unit.at + h * lines * 64;
 #pragma GCC unroll 16
-      for (int64_t i = 0; i < lines; ++i) fetch<R>(ahead + 64 * i);
+      for (int64_t i = 0; i < lines; ++i)
+        fetch<R, T::kAnyByte ? 3 : 2, !T::kAnyByte>(at + 64 * i);
       quant_block<T, R>(T::block(unit, h), a, u * T::kBlocks + h, f);
     }
   }
@@ -318,7 +322,7 @@ OCTAVO_INLINE void float_tile(const PackedWeight& w, const uint8_t* panel, const
     for (int p = 0; p < P; ++p)
 #pragma GCC unroll 8
       for (int64_t i = 0; i < T::kBlock; i += 64)
-        fetch<R>(at + p * w.panel_bytes + PREFETCH_BYTES / P + i);
+        fetch<R, 4, false, P>(at + p * w.panel_bytes + i);
     float_block<T, R, P>(at, w.panel_bytes, a, b, f);
   }
 #pragma GCC unroll 8
