@@ -134,7 +134,8 @@ class CpuExecutor:
         }
 
     def timing(self) -> dict[str, float]:
-        """Seconds since the last reset: total, by op, sampling (part of the head); and steps."""
+        """Seconds since the last reset: total, by op, `sample` (part of the head) and `wait` (at
+        barriers, part of all ops); and the number of `steps`."""
         return self._executor.timing()
 
     def reset_timing(self) -> None:

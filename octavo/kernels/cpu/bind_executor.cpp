@@ -160,6 +160,7 @@ nb::dict timing(const BoundExecutor& self) {
   d["total"] = double(t.ns) * 1e-9;
   for (const OpName& n : OP_NAMES) d[n.name] = double(t.op_ns[int(n.kind)]) * 1e-9;
   d["sample"] = double(t.sample_ns) * 1e-9;
+  d["wait"] = double(t.wait_ns) * 1e-9;
   return d;
 }
 

@@ -12,8 +12,6 @@ namespace {
 
 // Up to this many rows every thread prepares all activations for itself: cheaper than a barrier.
 constexpr int64_t REDUNDANT_ROWS = 4;
-// Activations of a block of rows and the panels they meet stay in a 1 MiB second-level cache.
-constexpr int64_t ACTS_BLOCK_BYTES = 384 << 10;
 constexpr int64_t TILE_FLOATS = 32 << 10;
 constexpr int64_t SMALL_ROWS = 64;  // one block of rows
 constexpr int64_t CHUNK_PANELS = 8;
@@ -255,7 +253,11 @@ uint8_t* Executor::block_of(int64_t token, int64_t layer, int64_t head) const {
 
 // --- Sharing work ---
 
-void Executor::barrier(Thread&) { pool_.barrier(); }
+void Executor::barrier(Thread& t) {
+  const int64_t start = t.index == 0 ? now_ns() : 0;
+  pool_.barrier();
+  if (t.index == 0) timing.wait_ns += now_ns() - start;
+}
 
 // Seven eighths of the units go in contiguous runs, one to each thread; the rest is taken in small
 // pieces by whoever is free, so that a thread that lost its processor does not hold up the others.
@@ -276,26 +278,23 @@ void Executor::share(Thread& t, int64_t units, int64_t grain, const Fn& fn) {
 // Calls fn(panel0, panel1, row0, row1) over all panels and rows, tiles of at most TILE_FLOATS.
 template <class Fn>
 void Executor::share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, const Fn& fn) {
-  int64_t blocks = 1;
-  if (rows > SMALL_ROWS) {
-    const int64_t fit = std::max<int64_t>(SMALL_ROWS, ACTS_BLOCK_BYTES / (k + k / 4));
-    blocks = ceil_div(rows, std::min(fit, TILE_FLOATS / (CHUNK_PANELS * LANES)));
-  }
-  const int64_t height = align(ceil_div(rows, blocks), MAX_GROUP);
+  // Few rows: all of them with a run of panels. Many: the panels of a chunk stay in the cache while
+  // the blocks of rows pass by.
+  const int64_t most = k <= 1024 ? 2 * SMALL_ROWS : SMALL_ROWS;
+  const int64_t height = rows <= SMALL_ROWS ? rows : align(ceil_div(rows, ceil_div(rows, most)), MAX_GROUP);
+  const int64_t blocks = ceil_div(rows, height);
   const int64_t width = std::max<int64_t>(1, TILE_FLOATS / (height * LANES));
-  if (blocks == 1 && rows <= SMALL_ROWS) {
+  if (rows <= SMALL_ROWS) {
     const int64_t grain = std::clamp<int64_t>(panels / 64, 2, 16);
     share(t, panels, grain, [&](int64_t p0, int64_t p1) {
       for (int64_t p = p0; p < p1; p += width) fn(p, std::min(p + width, p1), int64_t(0), rows);
     });
     return;
   }
-  const int64_t chunks = ceil_div(panels, CHUNK_PANELS);
-  share(t, blocks * chunks, 1, [&](int64_t u0, int64_t u1) {
+  share(t, blocks * ceil_div(panels, CHUNK_PANELS), 1, [&](int64_t u0, int64_t u1) {
     for (int64_t u = u0; u < u1; ++u) {
-      const int64_t p = u % chunks * CHUNK_PANELS, r = u / chunks * height;
-      if (r < rows)
-        fn(p, std::min(p + CHUNK_PANELS, panels), r, std::min(r + height, rows));
+      const int64_t p = u / blocks * CHUNK_PANELS, r = u % blocks * height;
+      fn(p, std::min(p + CHUNK_PANELS, panels), r, std::min(r + height, rows));
     }
   });
 }

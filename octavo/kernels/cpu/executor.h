@@ -83,7 +83,8 @@ class Executor {
   struct Timing {
     int64_t steps = 0, ns = 0;
     int64_t op_ns[NUM_OP_KINDS] = {};
-    int64_t sample_ns = 0;
+    int64_t sample_ns = 0;  // part of the head's
+    int64_t wait_ns = 0;    // of thread 0 at barriers, part of all ops'
   };
   Timing timing;
 

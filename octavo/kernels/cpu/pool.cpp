@@ -12,9 +12,11 @@
 namespace octavo {
 namespace {
 
-// Within a step the next phase is microseconds away; between steps the driver schedules.
-constexpr int64_t PHASE_SPIN_NS = 20'000;
-constexpr int64_t JOB_SPIN_NS = 20'000;
+// First spin, then spin and yield, so that a thread that has lost its processor to us gets it back,
+// then sleep: waking a sleeper costs as much as a small phase. Between steps the driver schedules.
+constexpr int64_t SPIN_NS = 20'000;
+constexpr int64_t PHASE_YIELD_NS = 1'000'000;
+constexpr int64_t JOB_YIELD_NS = 200'000;
 constexpr int PAUSES_PER_CLOCK_READ = 64;
 
 void pause_cpu() {
@@ -44,18 +46,19 @@ void Gate::open() {
   if (sleepers_.load(std::memory_order_seq_cst) > 0) futex(&word_, FUTEX_WAKE_PRIVATE, INT_MAX);
 }
 
-void Gate::wait(uint32_t old, int64_t spin_ns) {
+void Gate::wait(uint32_t old, int64_t yield_ns) {
   for (int i = 0; i < PAUSES_PER_CLOCK_READ; ++i) {
     if (value() != old) return;
     pause_cpu();
   }
-  const int64_t end = now_ns() + spin_ns;
-  do {
+  const int64_t start = now_ns();
+  for (int64_t waited = 0; waited < yield_ns; waited = now_ns() - start) {
+    if (waited > SPIN_NS) sched_yield();
     for (int i = 0; i < PAUSES_PER_CLOCK_READ; ++i) {
       if (value() != old) return;
       pause_cpu();
     }
-  } while (now_ns() < end);
+  }
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   while (word_.load(std::memory_order_seq_cst) == old) futex(&word_, FUTEX_WAIT_PRIVATE, old);
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
@@ -120,7 +123,7 @@ void* Pool::enter(void* worker) {
 void Pool::work(int index) {
   uint32_t seen = 0;
   for (;;) {
-    jobs_.wait(seen, JOB_SPIN_NS);
+    jobs_.wait(seen, JOB_YIELD_NS);
     seen = jobs_.value();
     if (stop_.load()) return;
     job_(context_, index);
@@ -148,7 +151,7 @@ void Pool::barrier() {
     arrived_.store(0, std::memory_order_relaxed);
     phase_.open();
   } else {
-    phase_.wait(generation, PHASE_SPIN_NS);
+    phase_.wait(generation, PHASE_YIELD_NS);
   }
 }
 

@@ -10,12 +10,12 @@
 
 namespace octavo {
 
-// A word that threads wait on: spin first, then sleep.
+// A word that threads wait on: spin, then yield, then sleep.
 class Gate {
  public:
   uint32_t value() const { return word_.load(std::memory_order_acquire); }
   void open();                                // advances the value, wakes who sleeps
-  void wait(uint32_t old, int64_t spin_ns);   // returns once value() != old
+  void wait(uint32_t old, int64_t yield_ns);  // returns once value() != old; sleeps after yield_ns
 
  private:
   alignas(64) std::atomic<uint32_t> word_{0};
