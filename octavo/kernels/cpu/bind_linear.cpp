@@ -4,18 +4,24 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "isa.h"
 #include "linear.h"
 #include "pack.h"
+#include "rowops.h"
 
 namespace nb = nanobind;
 
@@ -26,11 +32,13 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<nb::numpy, float, nb::ndim<2>, nb::c_contig>;
 
-const LinearTable& table(const std::string& isa) {
+const Kernels& kernels(const std::string& isa) {
   const Kernels* k = find_isa(isa.c_str());
   if (k == nullptr) throw nb::value_error(("no instruction set '" + isa + "' here").c_str());
-  return *k->linear;
+  return *k;
 }
+
+const LinearTable& table(const std::string& isa) { return *kernels(isa).linear; }
 
 template <class T>
 nb::ndarray<nb::numpy, T, nb::ndim<2>, nb::c_contig> array2(T* data, int64_t rows, int64_t cols) {
@@ -132,6 +140,63 @@ Floats embed(const Packed& p, int64_t id, float scale, const std::string& isa) {
   return array2(out, 1, p.weight.k);
 }
 
+// Has each of `threads` threads call fn(panel0, panel1) again and again, `panels` at a time, through
+// its share of the weight. Per thread, the 5th percentile of the seconds of a call, so that a busy
+// neighbour does not count.
+template <class Fn>
+std::vector<double> time_shares(const PackedWeight& w, int64_t panels, int threads, double seconds,
+                                const Fn& fn) {
+  if (panels < 1 || threads < 1 || panels > w.panels / threads)
+    throw std::invalid_argument("panels and threads must fit the weight");
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> result(static_cast<size_t>(threads));
+  std::vector<std::jthread> workers;
+  auto work = [&](int64_t i) {
+    const int64_t share = w.panels / threads;
+    const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+    std::vector<double> times;
+    for (int64_t at = 0; times.empty() || Clock::now() < end; at += panels) {
+      if (at + panels > share) at = 0;
+      const auto start = Clock::now();
+      fn(i * share + at, i * share + at + panels);
+      times.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    }
+    std::sort(times.begin(), times.end());
+    result[static_cast<size_t>(i)] = times[times.size() / 20];
+  };
+  for (int64_t i = 0; i < threads; ++i) workers.emplace_back(work, i);
+  workers.clear();
+  return result;
+}
+
+std::vector<double> time_linear(const Packed& p, int64_t rows, int64_t panels, int threads,
+                                double seconds, const std::string& isa) {
+  const PackedWeight& w = p.weight;
+  const LinearTable& t = table(isa);
+  if (rows < 1) throw nb::value_error("no rows");
+  nb::gil_scoped_release release;
+  ActsMemory m(rows, w.k, t.needs(w.type, false));
+  std::vector<float> x(static_cast<size_t>(w.k));
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7 % 31) - 15.0f;
+  for (int64_t r = 0; r < rows; ++r) t.prepare(m.acts, r, x.data());
+  return time_shares(w, panels, threads, seconds, [&](int64_t p0, int64_t p1) {
+    static thread_local std::vector<float> out;
+    out.resize(static_cast<size_t>(rows * panels * 16));
+    t.linear(w, p0, p1, m.acts, 0, rows, out.data(), panels * 16, false);
+  });
+}
+
+std::vector<double> time_reads(const Packed& p, int64_t panels, int threads, double seconds,
+                               const std::string& isa) {
+  const PackedWeight& w = p.weight;
+  const RowTable& rows = *kernels(isa).rows;
+  nb::gil_scoped_release release;
+  return time_shares(w, panels, threads, seconds, [&](int64_t p0, int64_t p1) {
+    static thread_local volatile float sink;
+    sink = rows.read_bytes(w.data + p0 * w.panel_bytes, (p1 - p0) * w.panel_bytes / 256 * 256);
+  });
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m) {
@@ -152,6 +217,12 @@ void bind_linear(nb::module_& m) {
         "part"_a = nb::none(),
         "x [T, k] times the weight's rows: float32 [T, n]. part = (panel0, panel1, row0, row1)\n"
         "computes only these; one thread.");
+  m.def("time_linear", &time_linear, "weight"_a, "rows"_a, "panels"_a, "threads"_a = 1,
+        "seconds"_a = 0.1, "isa"_a = "auto",
+        "For benches: seconds that each of `threads` threads takes to multiply `rows` rows by\n"
+        "`panels` panels, going round its own share of the weight.");
+  m.def("time_reads", &time_reads, "weight"_a, "panels"_a, "threads"_a = 1, "seconds"_a = 0.1,
+        "isa"_a = "auto", "Its ceiling: the same to only read the panels.");
   m.def("quantise", &quantise, "x"_a, "isa"_a = "auto",
         "x as the int8 products see it: quants [T, k] and scales [T, ceil(k / 32)].");
   m.def("embed_row", &embed, "weight"_a, "id"_a, "scale"_a = 1.0f, "isa"_a = "auto",

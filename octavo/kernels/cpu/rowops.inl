@@ -102,10 +102,10 @@ float read_bytes(const uint8_t* p, int64_t n) {
   I s0 = zero_i(), s1 = zero_i(), s2 = zero_i(), s3 = zero_i();
   for (int64_t i = 0; i < n; i += 256) {
     const auto* q = reinterpret_cast<const int32_t*>(p + i);
-    prefetch(p + i + 4096);
-    prefetch(p + i + 4160);
-    prefetch(p + i + 4224);
-    prefetch(p + i + 4288);
+    prefetch_l2(p + i + 1536);
+    prefetch_l2(p + i + 1600);
+    prefetch_l2(p + i + 1664);
+    prefetch_l2(p + i + 1728);
     s0 = add(s0, load(q));
     s1 = add(s1, load(q + 16));
     s2 = add(s2, load(q + 32));
@@ -126,9 +126,10 @@ int64_t peak(int kind, int64_t iterations, float* sink) {
   alignas(64) uint8_t bytes[64] = {1, 2, 3, 4};
   F f[PEAK_CHAINS];
   I n[PEAK_CHAINS];
+#pragma GCC unroll 12
   for (int c = 0; c < PEAK_CHAINS; ++c) {
-    f[c] = zero_f();
-    n[c] = zero_i();
+    f[c] = set1(static_cast<float>(c));  // unequal, or the compiler would keep one chain of equals
+    n[c] = set1(c);
   }
   const F x = set1(*sink);
   int64_t per = 0;
@@ -136,19 +137,23 @@ int64_t peak(int kind, int64_t iterations, float* sink) {
     per = 16 * 4 * 2;
     for (int64_t i = 0; i < iterations; ++i) {
       const B w = opaque(bytes);
+#pragma GCC unroll 12
       for (int c = 0; c < PEAK_CHAINS; ++c) n[c] = dot_u8s8(n[c], w, 0x01020304);
     }
   } else if (kind == 1) {
     per = 16 * 2 * 2;
     for (int64_t i = 0; i < iterations; ++i) {
       const B w = opaque(bytes);
+#pragma GCC unroll 12
       for (int c = 0; c < PEAK_CHAINS; ++c) f[c] = dot_bf16(f[c], w, 0x3f803f80u);
     }
   } else {
     per = 16 * 2;
     for (int64_t i = 0; i < iterations; ++i)
+#pragma GCC unroll 12
       for (int c = 0; c < PEAK_CHAINS; ++c) f[c] = fma(f[c], x, x);
   }
+#pragma GCC unroll 12
   for (int c = 0; c < PEAK_CHAINS; ++c) *sink += hsum(add(f[c], to_f32(n[c])));
   return per * PEAK_CHAINS * iterations;
 }
