@@ -7,7 +7,6 @@ error for that request alone. The generating endpoints write raw ASGI messages: 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from collections import deque
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -25,18 +23,17 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from octavo.config import LOOPBACK, ServerConfig
-from octavo.core.request import Request
 from octavo.core.stats import Timing
 from octavo.door import Caller, Door
-from octavo.errors import EngineError, InvalidRequest, OctavoError, Overloaded, UnknownModel
+from octavo.errors import InvalidRequest, Overloaded, UnknownModel
 from octavo.server import protocol
 from octavo.server.auth import Key, Keys
-from octavo.server.driver import Admitted, Driver, Failed, Ticket
+from octavo.server.driver import Driver
+from octavo.server.exchange import Exchange, Job, header, read_body
 from octavo.server.metrics import Metrics
-from octavo.server.reply import PING, Asked, ChatShape, CompletionShape, Head, Reply, encode
+from octavo.server.problems import http_problem, problem, reply_json
+from octavo.server.reply import Asked, ChatShape, CompletionShape, Head
 from octavo.text import Tokenizer
-
-log = logging.getLogger("octavo")
 
 OPEN_PATHS = ("/health", "/ready")
 INLINE_BODY = 4 * 1024  # longer bodies are parsed and tokenised in a thread
@@ -57,16 +54,6 @@ class Served:
     version: str
     created: int
     priority: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A parsed request body."""
-
-    requests: tuple[Request, ...]
-    asked: Asked
-    shape: type[ChatShape] | type[CompletionShape]
-    num_choices: int
 
 
 class Occupancy:
@@ -161,7 +148,7 @@ class App:
             scope["octavo.key"] = self._enter(scope)
             await self.router(scope, receive, outbound)
         except HTTPException as error:
-            await self._refuse(scope, outbound, _http_problem(error, scope))
+            await self._refuse(scope, outbound, http_problem(error, scope))
         except Exception as error:
             if outbound.status:
                 raise  # too late for an answer; closing the connection is the only sign left
@@ -181,19 +168,22 @@ class App:
     def _enter(self, scope: Scope) -> Key | None:
         """The caller's key. Raises HTTP 401 where one is needed and none fits; 403 for a page of
         another site, which a browser lets send requests to this machine."""
-        origin = _header(scope, b"origin")
-        if origin and not self._trusts(origin, _header(scope, b"host")):
+        origin = header(scope, b"origin")
+        if origin and not self._trusts(origin, header(scope, b"host")):
             raise HTTPException(403, f"pages of {origin} may not use this server")
         if not self.keys or scope["path"] in OPEN_PATHS:
             return None
-        key = self.keys.find(_header(scope, b"authorization"))
+        key = self.keys.find(header(scope, b"authorization"))
         if key is None:
             raise HTTPException(401, "give a valid API key as Authorization: Bearer KEY")
         return key
 
     def _trusts(self, origin: str, host: str) -> bool:
         """A page of our own. Without keys its name must be loopback's, or a rebound name passes."""
-        name = urlsplit(origin)
+        try:
+            name = urlsplit(origin)
+        except ValueError:
+            return False
         return name.netloc == host and (bool(self.keys) or name.hostname in LOOPBACK)
 
     def _ended(self, timing: Timing) -> None:
@@ -368,7 +358,7 @@ class Generate:
         app.occupancy.enter()
         try:
             job = await self._job(data, scope["octavo.key"])
-            await Exchange(app, job, arrival).run(receive, send)
+            await Exchange(app.driver, app.metrics, job, arrival).run(receive, send)
         finally:
             app.occupancy.leave()
 
@@ -377,138 +367,6 @@ class Generate:
             return self._parse(data, key)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._app.parsers, self._parse, data, key)
-
-
-class Exchange:
-    """One generating request, from admission to its last byte."""
-
-    def __init__(self, app: App, job: Job, arrival: float) -> None:
-        self.app = app
-        self.job = job
-        self.arrival = arrival
-        self.first: float | None = None
-        self.ticket = Ticket(job.requests)
-        self.reply = Reply(job.asked, job.shape, job.requests)
-        self.outcome = "error"
-
-    async def run(self, receive: Receive, send: Send) -> None:
-        """Answer, or raise before the first byte. A client that leaves ends the request."""
-        driver = self.app.driver
-        watch = asyncio.create_task(self._watch(receive))
-        self.ticket.task = asyncio.current_task()
-        driver.add(self.ticket)
-        try:
-            if self.job.asked.stream:
-                await self._stream(send)
-            else:
-                await self._whole(send)
-        except OSError:
-            self.outcome = "abort"  # the client went away while we wrote
-        except asyncio.CancelledError:
-            if not self.ticket.gone:
-                raise
-            self.outcome = "abort"  # the client stopped reading
-        finally:
-            watch.cancel()
-            driver.release(self.ticket)
-            self._measure()
-
-    async def _watch(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.ticket.gone = True
-        self.ticket.wake()
-
-    async def _step(self) -> bytes:
-        """Wait for news; what to send of it. Raises what the request failed of."""
-        events = []
-        for item in await self.ticket.take():
-            if isinstance(item, tuple):
-                events.append(item)
-            elif isinstance(item, Failed):
-                raise item.error
-        if not events:
-            return b""
-        if self.first is None and any(event.tokens for _, event in events):
-            self.first = self.app.driver.clock()
-        return self.reply.feed(events)
-
-    async def _whole(self, send: Send) -> None:
-        while self.reply.open_choices:
-            await self._step()
-            if self.ticket.gone:
-                self.outcome = "abort"
-                return
-        self.outcome = self._finish()
-        body = self.reply.whole()
-        await send(_start(200, b"application/json", len(body)))
-        await self._send(send, body)
-
-    async def _stream(self, send: Send) -> None:
-        ticket = self.ticket
-        await self._admitted()
-        if ticket.gone:
-            self.outcome = "abort"
-            return
-        await send(_start(200, b"text/event-stream; charset=utf-8"))
-        ticket.touched = self.app.driver.clock()
-        try:
-            while self.reply.open_choices:
-                out = await self._step()
-                if ticket.gone:
-                    self.outcome = "abort"
-                    return
-                if ticket.ping:
-                    ticket.ping = False
-                    out = out or PING
-                if out:
-                    await self._send(send, out, True)
-            self.outcome = self._finish()
-            last = b""
-        except OSError:
-            raise
-        except Exception as error:
-            # The status is out: an error event is how the OpenAI API says it now.
-            last = b"data: " + encode(envelope(error)[1]) + b"\n\n"
-        await self._send(send, last)
-
-    async def _send(self, send: Send, body: bytes, more: bool = False) -> None:
-        ticket = self.ticket
-        ticket.touched = self.app.driver.clock()
-        ticket.sending = True
-        await send({"type": "http.response.body", "body": body, "more_body": more})
-        ticket.sending = False
-
-    async def _admitted(self) -> None:
-        """Wait until the engine has taken the request, so that a refusal has its status."""
-        ticket = self.ticket
-        while not ticket.gone:
-            for index, item in enumerate(ticket.news):
-                if isinstance(item, Failed):
-                    raise item.error
-                if isinstance(item, Admitted):
-                    del ticket.news[index]
-                    return
-            kept, ticket.news = ticket.news, []
-            ticket.news = kept + await ticket.take()
-
-    def _finish(self) -> str:
-        reasons = {str(choice.finish) for choice in self.reply.choices}
-        return reasons.pop() if len(reasons) == 1 else "mixed"
-
-    def _measure(self) -> None:
-        """Count the request once, when it is over."""
-        metrics, reply, now = self.app.metrics, self.reply, self.app.driver.clock()
-        metrics.requests.labels(self.outcome).inc()
-        if self.first is None:
-            return
-        metrics.ttft.observe(self.first - self.arrival)
-        if self.outcome in ("error", "abort"):
-            return
-        metrics.e2e.observe(now - self.arrival)
-        most = max(choice.num_tokens for choice in reply.choices)
-        if most > 1:
-            metrics.tpot.observe((now - self.first) / (most - 1))
 
 
 class Outbound:
@@ -526,46 +384,13 @@ class Outbound:
         await self._send(message)
 
 
-def _start(status: int, kind: bytes, length: int | None = None) -> Message:
-    headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
-    if length is None:
-        headers.append((b"x-accel-buffering", b"no"))  # proxies must not gather the stream
-    else:
-        headers.append((b"content-length", b"%d" % length))
-    return {"type": "http.response.start", "status": status, "headers": headers}
-
-
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
-    """The whole body, or None if the client left. Raises HTTP 413 above `limit` bytes."""
-    declared = _header(scope, b"content-length")
-    too_large = HTTPException(413, f"the body may have at most {limit} bytes")
-    if declared.isdecimal() and int(declared) > limit:
-        raise too_large
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise too_large
-        parts.append(part)
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
 async def _no_receive() -> Message:
     return {"type": "http.disconnect"}
 
 
-def _header(scope: Scope, name: bytes) -> str:
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
-
-
 def _request_id(scope: Scope) -> bytes:
     """The client's own id for its logs, if it is a sane one, else one of ours. Never a key."""
-    given = _header(scope, b"x-request-id")
+    given = header(scope, b"x-request-id")
     if 0 < len(given) <= 128 and given.isascii() and given.isprintable():
         return given.encode()
     return secrets.token_hex(12).encode()
@@ -575,68 +400,3 @@ def _caller(key: Key | None, body: protocol.ChatBody | protocol.CompletionBody) 
     names = [key.name] if key is not None else []
     tenant = "/".join([*names, body.user] if body.user else names)
     return Caller(tenant, b"" if key is None else key.salt, body.priority or 0)
-
-
-def reply_json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    body = msgspec.json.encode(value)
-    return Response(body, status, headers, media_type="application/json")
-
-
-def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
-    """(status, OpenAI's error object). What is not ours is logged and not shown."""
-    param = getattr(error, "param", None)
-    code: str | None
-    if isinstance(error, UnknownModel):
-        status, kind, code = 404, "invalid_request_error", error.code
-    elif isinstance(error, InvalidRequest):
-        status, kind, code = 400, "invalid_request_error", error.code
-    elif isinstance(error, Overloaded):
-        status, kind, code = 503, "server_error", "server_overloaded"
-    elif isinstance(error, EngineError):
-        status, kind, code = 500, "server_error", "engine_error"
-    elif isinstance(error, OctavoError):
-        status, kind, code = 500, "server_error", None
-    else:
-        log.error("a request failed", exc_info=error)
-        status, kind, code = 500, "server_error", "internal_error"
-        error = Exception("this request failed inside the server; its log says why")
-    body = {"message": str(error), "type": kind, "param": param, "code": code}
-    return status, {"error": body}
-
-
-def problem(error: Exception) -> Response:
-    """The HTTP answer to an exception."""
-    status, body = envelope(error)
-    headers = {}
-    if isinstance(error, Overloaded):
-        headers["retry-after"] = str(max(1, round(error.retry_after)))
-    return reply_json(body, status, headers)
-
-
-_CODES = {
-    403: "forbidden_origin",
-    408: "body_timeout",
-    401: "invalid_api_key",
-    404: "not_found",
-    405: "method_not_allowed",
-    413: "body_too_large",
-}
-
-
-def _http_problem(error: HTTPException, scope: Scope) -> Response:
-    status = error.status_code
-    message = error.detail
-    if status == 404:
-        message = f"{scope['path']} is not an endpoint of this server"
-    if status == 405:
-        message = f"{scope['path']} takes {(error.headers or {}).get('Allow')}"
-    body = {
-        "message": message,
-        "type": "authentication_error" if status == 401 else "invalid_request_error",
-        "param": None,
-        "code": _CODES.get(status),
-    }
-    headers = dict(error.headers or {})
-    if status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return reply_json({"error": body}, status, headers)

@@ -331,6 +331,7 @@ def test_a_bad_key_file_is_refused(tmp_path: Path, text: str) -> None:
         ("http://evil.example", "127.0.0.1:8000", 403),
         ("http://evil.example:8000", "evil.example:8000", 403),
         ("null", "127.0.0.1:8000", 403),
+        ("http://[", "[", 403),
         ("http://127.0.0.1:8000", "127.0.0.1:8000", 200),
         ("http://localhost:8000", "localhost:8000", 200),
     ],

@@ -1,0 +1,195 @@
+"""One generating request on the wire, from its body to its last byte: one write per step.
+
+Raises before the first byte, so that a refusal has its status; after it, an error event is the way
+the OpenAI API has to say that something went wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
+
+from octavo.core.request import Request
+from octavo.server.driver import Admitted, Driver, Failed, Ticket
+from octavo.server.metrics import Metrics
+from octavo.server.problems import envelope
+from octavo.server.reply import PING, Asked, ChatShape, CompletionShape, Reply, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A parsed request body."""
+
+    requests: tuple[Request, ...]
+    asked: Asked
+    shape: type[ChatShape] | type[CompletionShape]
+    num_choices: int
+
+
+class Exchange:
+    """One generating request, from admission to its last byte."""
+
+    def __init__(self, driver: Driver, metrics: Metrics, job: Job, arrival: float) -> None:
+        self.driver = driver
+        self.metrics = metrics
+        self.job = job
+        self.arrival = arrival
+        self.first: float | None = None
+        self.ticket = Ticket(job.requests)
+        self.reply = Reply(job.asked, job.shape, job.requests)
+        self.outcome = "error"
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Answer, or raise before the first byte. A client that leaves ends the request."""
+        driver = self.driver
+        watch = asyncio.create_task(self._watch(receive))
+        self.ticket.task = asyncio.current_task()
+        driver.add(self.ticket)
+        try:
+            if self.job.asked.stream:
+                await self._stream(send)
+            else:
+                await self._whole(send)
+        except OSError:
+            self.outcome = "abort"  # the client went away while we wrote
+        except asyncio.CancelledError:
+            if not self.ticket.gone:
+                raise
+            self.outcome = "abort"  # the client stopped reading
+        finally:
+            watch.cancel()
+            driver.release(self.ticket)
+            self._measure()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.ticket.gone = True
+        self.ticket.wake()
+
+    async def _step(self) -> bytes:
+        """Wait for news; what to send of it. Raises what the request failed of."""
+        events = []
+        for item in await self.ticket.take():
+            if isinstance(item, tuple):
+                events.append(item)
+            elif isinstance(item, Failed):
+                raise item.error
+        if not events:
+            return b""
+        if self.first is None and any(event.tokens for _, event in events):
+            self.first = self.driver.clock()
+        return self.reply.feed(events)
+
+    async def _whole(self, send: Send) -> None:
+        while self.reply.open_choices:
+            await self._step()
+            if self.ticket.gone:
+                self.outcome = "abort"
+                return
+        self.outcome = self._finish()
+        body = self.reply.whole()
+        await send(_start(200, b"application/json", len(body)))
+        await self._send(send, body)
+
+    async def _stream(self, send: Send) -> None:
+        ticket = self.ticket
+        await self._admitted()
+        if ticket.gone:
+            self.outcome = "abort"
+            return
+        await send(_start(200, b"text/event-stream; charset=utf-8"))
+        ticket.touched = self.driver.clock()
+        try:
+            while self.reply.open_choices:
+                out = await self._step()
+                if ticket.gone:
+                    self.outcome = "abort"
+                    return
+                if ticket.ping:
+                    ticket.ping = False
+                    out = out or PING
+                if out:
+                    await self._send(send, out, True)
+            self.outcome = self._finish()
+            last = b""
+        except OSError:
+            raise
+        except Exception as error:
+            # The status is out: an error event is how the OpenAI API says it now.
+            last = b"data: " + encode(envelope(error)[1]) + b"\n\n"
+        await self._send(send, last)
+
+    async def _send(self, send: Send, body: bytes, more: bool = False) -> None:
+        ticket = self.ticket
+        ticket.touched = self.driver.clock()
+        ticket.sending = True
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+        ticket.sending = False
+
+    async def _admitted(self) -> None:
+        """Wait until the engine has taken the request, so that a refusal has its status."""
+        ticket = self.ticket
+        while not ticket.gone:
+            for index, item in enumerate(ticket.news):
+                if isinstance(item, Failed):
+                    raise item.error
+                if isinstance(item, Admitted):
+                    del ticket.news[index]
+                    return
+            kept, ticket.news = ticket.news, []
+            ticket.news = kept + await ticket.take()
+
+    def _finish(self) -> str:
+        reasons = {str(choice.finish) for choice in self.reply.choices}
+        return reasons.pop() if len(reasons) == 1 else "mixed"
+
+    def _measure(self) -> None:
+        """Count the request once, when it is over."""
+        metrics, reply, now = self.metrics, self.reply, self.driver.clock()
+        metrics.requests.labels(self.outcome).inc()
+        if self.first is None:
+            return
+        metrics.ttft.observe(self.first - self.arrival)
+        if self.outcome in ("error", "abort"):
+            return
+        metrics.e2e.observe(now - self.arrival)
+        most = max(choice.num_tokens for choice in reply.choices)
+        if most > 1:
+            metrics.tpot.observe((now - self.first) / (most - 1))
+
+
+def _start(status: int, kind: bytes, length: int | None = None) -> Message:
+    headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
+    if length is None:
+        headers.append((b"x-accel-buffering", b"no"))  # proxies must not gather the stream
+    else:
+        headers.append((b"content-length", b"%d" % length))
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
+    """The whole body, or None if the client left. Raises HTTP 413 above `limit` bytes."""
+    declared = header(scope, b"content-length")
+    too_large = HTTPException(413, f"the body may have at most {limit} bytes")
+    if declared.isdecimal() and int(declared) > limit:
+        raise too_large
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise too_large
+        parts.append(part)
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def header(scope: Scope, name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")

@@ -1,0 +1,80 @@
+"""Errors in the shape of the OpenAI API: one envelope, a status, a code that is text or null."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Scope
+
+from octavo.errors import EngineError, InvalidRequest, OctavoError, Overloaded, UnknownModel
+
+log = logging.getLogger("octavo")
+
+
+def reply_json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    body = msgspec.json.encode(value)
+    return Response(body, status, headers, media_type="application/json")
+
+
+def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
+    """(status, OpenAI's error object). What is not ours is logged and not shown."""
+    param = getattr(error, "param", None)
+    code: str | None
+    if isinstance(error, UnknownModel):
+        status, kind, code = 404, "invalid_request_error", error.code
+    elif isinstance(error, InvalidRequest):
+        status, kind, code = 400, "invalid_request_error", error.code
+    elif isinstance(error, Overloaded):
+        status, kind, code = 503, "server_error", "server_overloaded"
+    elif isinstance(error, EngineError):
+        status, kind, code = 500, "server_error", "engine_error"
+    elif isinstance(error, OctavoError):
+        status, kind, code = 500, "server_error", None
+    else:
+        log.error("a request failed", exc_info=error)
+        status, kind, code = 500, "server_error", "internal_error"
+        error = Exception("this request failed inside the server; its log says why")
+    body = {"message": str(error), "type": kind, "param": param, "code": code}
+    return status, {"error": body}
+
+
+def problem(error: Exception) -> Response:
+    """The HTTP answer to an exception."""
+    status, body = envelope(error)
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, round(error.retry_after)))
+    return reply_json(body, status, headers)
+
+
+_CODES = {
+    403: "forbidden_origin",
+    408: "body_timeout",
+    401: "invalid_api_key",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+}
+
+
+def http_problem(error: HTTPException, scope: Scope) -> Response:
+    status = error.status_code
+    message = error.detail
+    if status == 404:
+        message = f"{scope['path']} is not an endpoint of this server"
+    if status == 405:
+        message = f"{scope['path']} takes {(error.headers or {}).get('Allow')}"
+    body = {
+        "message": message,
+        "type": "authentication_error" if status == 401 else "invalid_request_error",
+        "param": None,
+        "code": _CODES.get(status),
+    }
+    headers = dict(error.headers or {})
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return reply_json({"error": body}, status, headers)
