@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -392,8 +393,12 @@ def _host(address: str) -> str:
 
 def _announce(made: Assembly, app: Any, url: str, seconds: float) -> None:
     """Say what is served, how it was sized, and a line that works."""
-    width = max(len(name) for name, _ in made.facts)
-    for name, value in made.facts:
+    server = app.config
+    keys = "API keys needed" if app.keys else "no API keys"
+    door = f"{server.max_queue} requests at once, {keys}, {server.drain:g} s to drain"
+    facts = [*made.facts, ("door", door)]
+    width = max(len(name) for name, _ in facts)
+    for name, value in facts:
         click.echo(f"  {click.style(name.ljust(width), dim=True)}  {value}", err=True)
     name = app.served.name
     key = ' -H "Authorization: Bearer $KEY"' if app.keys else ""
@@ -406,7 +411,8 @@ def _announce(made: Assembly, app: Any, url: str, seconds: float) -> None:
     click.echo(
         f"\nServing {name} at {click.style(url, bold=True)}/v1 after {seconds:.1f} s. Try:\n"
     )
-    click.echo(f"  curl {url}{path} -H 'content-type: application/json'{key} -d '{shown}'\n")
+    quoted = shlex.quote(shown)
+    click.echo(f"  curl {url}{path} -H 'content-type: application/json'{key} -d {quoted}\n")
     click.echo("Ctrl-C drains and stops; twice stops at once.", err=True)
     sys.stdout.flush()
 

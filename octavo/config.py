@@ -192,14 +192,3 @@ def take(cls: type[Config], flags: dict[str, Any]) -> Config:
     """Build `cls` from parsed flags, taking its own fields out of `flags`."""
     names = [item.name for item in dataclasses.fields(cls) if item.name in flags]
     return cls(**{name: flags.pop(name) for name in names})
-
-
-def describe(config: EngineConfig | ServerConfig) -> list[tuple[str, str]]:
-    """(flag, value) for each field, sizes in words, for printing what was resolved."""
-    rows = []
-    for item in dataclasses.fields(config):
-        value = getattr(config, item.name)
-        if item.metadata.get("size") and value is not None:
-            value = show_bytes(value)
-        rows.append((item.name.replace("_", "-"), "-" if value is None else str(value)))
-    return rows

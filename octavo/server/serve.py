@@ -7,6 +7,7 @@ First SIGTERM or SIGINT: readiness goes off, new work is refused, what is in the
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -86,6 +87,9 @@ async def serve(
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    # What is loaded stays: the collector need not walk it again in mid-stream.
+    gc.collect()
+    gc.freeze()
     app.start()
     try:
         await server.startup(sockets=[bound])
