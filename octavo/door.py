@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import index
 
 from octavo.core.executor import Capacity
 from octavo.core.request import Request, SamplingParams
 from octavo.errors import ContextOverflow, InvalidRequest
+from octavo.runtime.sampling import validate
 from octavo.text import OutputText, StopWatcher, Tokenizer
 
 
@@ -38,7 +40,7 @@ class Door:
     def request(
         self,
         id: str,
-        prompt: Sequence[int],
+        prompt: Iterable[int],
         params: SamplingParams,
         *,
         arrival: float,
@@ -49,8 +51,11 @@ class Door:
 
         skip_special: whether stop strings are sought in text without special tokens.
         """
-        self.check(prompt, params)
+        ids = token_ids(prompt)
         eos = frozenset() if params.ignore_eos else self.tokenizer.eos_ids
+        self._check_lengths(ids, params)
+        self._check_ids(ids)
+        validate(params, self.vocab_size, eos)
         watcher = None
         if params.stop:
             tokenizer, stops, least = self.tokenizer, params.stop, params.min_tokens
@@ -61,7 +66,7 @@ class Door:
 
         return Request(
             id=id,
-            prompt=array("i", prompt),
+            prompt=ids,
             params=params,
             arrival=arrival,
             seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
@@ -76,8 +81,7 @@ class Door:
         """What block hashes are seeded with: the weights, and whose requests these are."""
         return hashlib.sha256(self.fingerprint.encode() + b"\0" + salt).digest()
 
-    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Lengths and token ids. Raises `InvalidRequest`, `ContextOverflow`."""
+    def _check_lengths(self, prompt: array[int], params: SamplingParams) -> None:
         if not prompt:
             raise InvalidRequest("the prompt has no tokens", "prompt")
         pool = self.capacity.num_blocks * self.capacity.block_size + 1  # the last is never computed
@@ -90,18 +94,20 @@ class Door:
                 f"the prompt's {len(prompt)} tokens{asked} do not fit the {what} of {limit} tokens",
                 "prompt" if len(prompt) >= limit else "max_tokens",
             )
-        self._in_vocabulary("prompt", prompt)
-        self._in_vocabulary("stop_token_ids", params.stop_token_ids)
-        self._in_vocabulary("banned_token_ids", params.banned_token_ids)
-        self._in_vocabulary("allowed_token_ids", params.allowed_token_ids or ())
-        self._in_vocabulary("logit_bias", [pair[0] for pair in params.logit_bias])
-        allowed = params.allowed_token_ids
-        if allowed is not None and not set(allowed) - set(params.banned_token_ids):
-            raise InvalidRequest("banned_token_ids leaves no allowed token", "banned_token_ids")
 
-    def _in_vocabulary(self, param: str, ids: Sequence[int]) -> None:
-        if len(ids) and not (min(ids) >= 0 and max(ids) < self.vocab_size):
-            bad = next(i for i in ids if not 0 <= i < self.vocab_size)
+    def _check_ids(self, prompt: array[int]) -> None:
+        if not (min(prompt) >= 0 and max(prompt) < self.vocab_size):
+            bad = next(i for i in prompt if not 0 <= i < self.vocab_size)
             raise InvalidRequest(
-                f"{param} has token id {bad}; the vocabulary ends at {self.vocab_size - 1}", param
+                f"prompt has token id {bad}; the vocabulary ends at {self.vocab_size - 1}", "prompt"
             )
+
+
+def token_ids(prompt: Iterable[int]) -> array[int]:
+    """A prompt's ids, packed. Raises `InvalidRequest` for what is no id."""
+    try:
+        return array("i", map(index, prompt))
+    except TypeError:
+        raise InvalidRequest("a prompt is a text or token ids", "prompt") from None
+    except OverflowError:
+        raise InvalidRequest("prompt has a token id beyond 32 bits", "prompt") from None

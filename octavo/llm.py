@@ -7,13 +7,15 @@ step serves all of them, and its news waits for the stream that it belongs to.
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from operator import index
 from typing import Any, overload
 
 from octavo.assembly import Assembly, assemble, no_progress
@@ -161,6 +163,8 @@ class LLM:
         self._lock = threading.RLock()
         self._ids = count()
         self._inboxes: dict[str, deque[Event]] = {}
+        self._left: list[str] = []  # requests whose reader has gone, to abort after the step
+        self._stepping = False
 
     def generate(
         self,
@@ -203,7 +207,9 @@ class LLM:
         progress: bool | None = None,
     ) -> Completion | list[Completion]:
         """Answer a conversation: a `Completion`, or a list of them for a list of conversations."""
-        many = bool(messages) and not isinstance(messages[0], dict)
+        if not isinstance(messages, list | tuple):
+            raise InvalidRequest("messages must be a list of messages", "messages")
+        many = bool(messages) and not isinstance(messages[0], Mapping)
         talks: Any = messages if many else [messages]
         prompts = [self.chat_ids(talk) for talk in talks]
         done = self.generate(prompts, params, progress=progress)
@@ -213,7 +219,10 @@ class LLM:
         """The token ids of a conversation under the model's chat template."""
         if self.assembly.template is None:
             raise InvalidRequest("this model has no chat template; use generate()", "messages")
-        return self.assembly.template([dict(message) for message in messages])
+        if not isinstance(messages, list | tuple):
+            raise InvalidRequest("messages must be a list of messages", "messages")
+        plain: Any = [dict(m) if isinstance(m, Mapping) else m for m in messages]
+        return self.assembly.template(plain)
 
     def stream(self, prompts: Prompts, params: Params | None = None) -> Iterator[Piece]:
         """Pieces of all prompts as they come; closing the iterator ends the requests."""
@@ -245,7 +254,12 @@ class LLM:
     ) -> tuple[list[str | None], list[Request]]:
         listed = _listed(prompts)
         params = SamplingParams() if params is None else params
-        each = [params] * len(listed) if isinstance(params, SamplingParams) else list(params)
+        if isinstance(params, SamplingParams):
+            each = [params] * len(listed)
+        else:
+            each = list(params) if isinstance(params, Iterable) else [params]
+        if not all(isinstance(own, SamplingParams) for own in each):
+            raise InvalidRequest("params must be SamplingParams, or one each", "params")
         if len(each) != len(listed):
             raise InvalidRequest(f"{len(listed)} prompts, but {len(each)} params", "params")
         now = time.monotonic()
@@ -309,31 +323,73 @@ class LLM:
 
     def _step(self, mine: deque[Event]) -> None:
         """One step of the engine, unless another thread has just brought news for `mine`."""
-        with self._lock:
+        with _uninterrupted(), self._lock:
             if mine:
                 return
-            self._engine.pump(time.monotonic())
-            for event in self._engine.drain(time.monotonic()):
+            self._stepping = True
+            try:
+                self._engine.pump(time.monotonic())
+                events = self._engine.drain(time.monotonic())
+            finally:
+                self._stepping = False
+            for event in events:
                 inbox = self._inboxes.get(event.request_id)
                 if inbox is not None:
                     inbox.append(event)
+            self._abort_left()
 
     def _end(self, requests: Sequence[Request], open_choices: dict[str, int]) -> None:
-        with self._lock:
+        with _uninterrupted(), self._lock:
             for request in requests:
                 self._inboxes.pop(request.id, None)
-            for id in open_choices:
-                self._engine.abort(id, time.monotonic())
+            self._left.extend(open_choices)
+            # The garbage collector may end an iterator in the middle of this thread's step.
+            if not self._stepping:
+                self._abort_left()
+
+    def _abort_left(self) -> None:
+        while self._left:
+            self._engine.abort(self._left.pop(), time.monotonic())
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the body has ended: the engine must not stop between two of its books.
+
+    Signals reach the main thread alone; where the program has a handler of its own, that rules.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    came = []
+    signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if came:
+            raise KeyboardInterrupt
 
 
 def _listed(prompts: Prompts) -> list[Prompt]:
     """One prompt or many, as a list."""
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+        kind = type(prompts).__name__
+        raise InvalidRequest(f"a prompt is a text or token ids, not {kind}", "prompt")
     listed: list[Any] = list(prompts)
-    if listed and isinstance(listed[0], int):
-        return [listed]
-    return listed
+    return [listed] if listed and _is_integer(listed[0]) else listed
+
+
+def _is_integer(value: Any) -> bool:
+    """Python's integers, and numpy's."""
+    try:
+        index(value)
+    except TypeError:
+        return False
+    return True
 
 
 class _Tick:

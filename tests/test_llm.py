@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo.assembly import Assembly, Parts, put_together
 from octavo.config import EngineConfig
+from octavo.core.batch import StepResult
 from octavo.core.request import FinishReason, SamplingParams
 from octavo.errors import ContextOverflow, InvalidRequest
 from octavo.llm import LLM
 from tests.server.fakes import (
     BOS,
+    CHOKES,
     VOCAB,
     FakeExecutor,
     FakeTokenizer,
@@ -166,7 +170,7 @@ def test_threads_share_one_model() -> None:
 
 def test_a_request_that_fails_is_one_bad_choice() -> None:
     llm = fake_llm()
-    bad = SamplingParams(allowed_token_ids=(5,), stop_token_ids=(5,), min_tokens=3, max_tokens=9)
+    bad = SamplingParams(allowed_token_ids=(CHOKES,), max_tokens=9)
     good, failed = llm.generate(["a", "b"], [GREEDY, bad])
     assert good.finish_reason in ("stop", "length")
     assert failed.finish_reason == FinishReason.ERROR
@@ -201,3 +205,92 @@ def test_importing_octavo_imports_almost_nothing() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["[]", "[]"]
+
+
+def test_anything_as_a_prompt_is_answered_or_refused() -> None:
+    llm = fake_llm()
+    numbers: list[Any] = [np.array([1, 2, 3]), [np.array([1, 2, 3])], [np.int64(1)], (1, 2)]
+    for prompt in numbers:
+        assert llm.generate(prompt, GREEDY)[0].finish_reason in ("stop", "length")
+    strange: list[Any] = [
+        None, 5, 0.5, b"abc", {"a": 1}, [1.0, 2.0], [1, "a"], [["a"]], [None], [[]], [[1.5]], [-1],
+        [2**31], [2**70], np.array([0.5]), np.array([[0.5]]), object(),
+    ]  # fmt: skip
+    for prompt in strange:
+        with pytest.raises(InvalidRequest):
+            llm.generate(prompt, GREEDY)
+        with pytest.raises(InvalidRequest):
+            list(llm.stream(prompt, GREEDY))
+    talks: list[Any] = [None, "hi", 5, {"role": "user", "content": "x"}, iter([])]
+    for talk in talks:
+        with pytest.raises(InvalidRequest):
+            llm.chat(talk, GREEDY)
+        with pytest.raises(InvalidRequest):
+            llm.chat_ids(talk)
+    params: list[Any] = [{"max_tokens": 2}, "greedy", [None], [{}], 5]
+    for own in params:
+        with pytest.raises(InvalidRequest):
+            llm.generate("a", own)
+    clean(llm)
+
+
+class Interrupting(FakeExecutor):
+    """Ctrl-C comes while the given step is computed, or at its end."""
+
+    at = 0
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        if self.steps == self.at:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+
+@pytest.mark.parametrize("step", range(1, 12))
+def test_ctrl_c_ends_a_call_and_not_the_engine(step: int) -> None:
+    """Whichever step it meets: the next call gets what it would have got."""
+    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    executor = Interrupting()
+    llm = fake_llm(executor)
+    executor.at = step
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a" * 700, "b"], long)
+    clean(llm)
+    assert llm.generate("c", GREEDY)[0].token_ids == tuple(expected(ids("c"), GREEDY))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_leaves_other_streams_alone() -> None:
+    long = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    executor = Interrupting()
+    llm = fake_llm(executor)
+    other = llm.stream("other", long)
+    tokens = list(next(other).token_ids)
+    executor.at = executor.steps + 3
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("mine", long)
+    for piece in other:
+        tokens += piece.token_ids
+    assert tokens == expected(ids("other"), long)
+    clean(llm)
+
+
+def test_a_stream_collected_in_the_middle_of_a_step_ends_after_it() -> None:
+    """The garbage collector closes a lost iterator wherever this thread happens to be."""
+    long = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    executor = FakeExecutor()
+    llm = fake_llm(executor)
+    lost = [llm.stream(text, long) for text in ("lost", "gone")]
+    for stream in lost:
+        next(stream)
+    collect = executor.collect
+
+    def collecting() -> StepResult:
+        result = collect()
+        if lost:
+            lost.pop().close()  # type: ignore[attr-defined]
+        return result
+
+    executor.collect = collecting  # type: ignore[method-assign]
+    assert llm.generate("kept", long)[0].token_ids == tuple(expected(ids("kept"), long))
+    clean(llm)

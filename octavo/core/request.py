@@ -6,7 +6,7 @@ Nothing here knows text, tensors, clocks or sockets. A `Request` can only be bui
 
 from __future__ import annotations
 
-import math
+import reprlib
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -68,12 +68,12 @@ class SamplingParams:
     def __post_init__(self) -> None:
         def need(ok: bool, param: str, what: str) -> None:
             if not ok:
-                raise InvalidRequest(f"{param} must be {what}, got {getattr(self, param)!r}", param)
+                got = shown(getattr(self, param))
+                raise InvalidRequest(f"{param} must be {what}, got {got}", param)
 
         def real(param: str, low: float, high: float, *, open_low: bool = False) -> None:
             value = getattr(self, param)
-            ok = isinstance(value, int | float) and not isinstance(value, bool)
-            ok = ok and math.isfinite(value) and value <= high
+            ok = _is_number(value) and value <= high  # a NaN is in no interval
             ok = ok and (value > low if open_low else value >= low)
             need(ok, param, f"a number in {'(' if open_low else '['}{low:g}, {high:g}]")
 
@@ -93,7 +93,7 @@ class SamplingParams:
         real("top_p", 0.0, 1.0, open_low=True)
         real("min_p", 0.0, 1.0)
         real("typical_p", 0.0, 1.0, open_low=True)
-        real("repetition_penalty", 0.0, 100.0, open_low=True)
+        real("repetition_penalty", 0.01, 100.0)  # a logit divided by less may be infinite
         real("presence_penalty", -2.0, 2.0)
         real("frequency_penalty", -2.0, 2.0)
         count("min_tokens", 0, 2**31 - 1)
@@ -106,15 +106,34 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             ids("allowed_token_ids")
             need(len(self.allowed_token_ids) > 0, "allowed_token_ids", "non-empty")
-        for pair in self.logit_bias:
-            ok = len(pair) == 2 and type(pair[0]) is int and 0 <= pair[0] < 2**31
-            need(
-                ok and -100.0 <= pair[1] <= 100.0,
-                "logit_bias",
-                "(token id, bias in [-100, 100]) pairs",
-            )
-        need(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
+        need(
+            isinstance(self.logit_bias, tuple) and all(map(_is_bias, self.logit_bias)),
+            "logit_bias",
+            "(token id, bias in [-100, 100]) pairs",
+        )
+        ok = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
+        need(ok, "stop", "a tuple of non-empty strings")
         need(isinstance(self.ignore_eos, bool), "ignore_eos", "a boolean")
+
+
+def shown(value: object) -> str:
+    """A value of a stranger's, short enough for a message."""
+    try:
+        return reprlib.repr(value)
+    except Exception:  # an integer of thousands of digits, an object that cannot show itself
+        return f"a {type(value).__name__}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_bias(pair: object) -> bool:
+    if not (isinstance(pair, tuple) and len(pair) == 2):
+        return False
+    token, bias = pair
+    in_reach = _is_number(bias) and -100.0 <= bias <= 100.0
+    return type(token) is int and 0 <= token < 2**31 and in_reach
 
 
 class Watcher(Protocol):

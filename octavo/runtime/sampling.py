@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from octavo.core.batch import Batch, Row, RowResult, SampleSpec, Want
@@ -67,6 +67,7 @@ assert _OUT.size == OUT_BYTES
 
 _MASK64 = 2**64 - 1
 _CACHE_LIMIT = 4096
+_CACHE_WORDS = 1 << 22  # of ids and biases, in all entries
 _SCORE_HEAD = _HEAD.pack(-1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, -1, 0)
 
 _ERRORS = {
@@ -104,15 +105,27 @@ class _Prepared:
         self.lists = bool(self.bias or self.allowed or self.banned)
 
 
-# By identity: hashing a SamplingParams reads its twenty fields, longer than all the rest here.
-_prepared: dict[int, _Prepared] = {}
+class _Cache(dict[int, _Prepared]):
+    """By identity: hashing a SamplingParams reads its twenty fields, longer than all the rest here.
+
+    What has ended stays until the cache is full; long lists of ids fill it soon.
+    """
+
+    words = 0
+
+    def make(self, params: SamplingParams) -> _Prepared:
+        """The entry of these params, made and kept."""
+        prepared = _Prepared(params)
+        words = (len(prepared.bias) + len(prepared.allowed) + len(prepared.banned)) // 4
+        if len(self) >= _CACHE_LIMIT or self.words + words > _CACHE_WORDS:
+            self.clear()
+            self.words = 0
+        self[id(params)] = prepared
+        self.words += words
+        return prepared
 
 
-def _prepare(params: SamplingParams) -> _Prepared:
-    if len(_prepared) >= _CACHE_LIMIT:
-        _prepared.clear()
-    prepared = _prepared[id(params)] = _Prepared(params)
-    return prepared
+_prepared = _Cache()
 
 
 class _Data:
@@ -144,7 +157,7 @@ def encode(batch: Batch) -> tuple[bytes, bytes]:
                 append(_SCORE_HEAD)
                 append(_long_tail(want, data))
                 continue
-            prepared = prepared_of(id(spec.params)) or _prepare(spec.params)
+            prepared = prepared_of(id(spec.params)) or _prepared.make(spec.params)
             append(prepared.head)
             if (
                 prepared.lists
@@ -176,7 +189,7 @@ def _history(spec: SampleSpec, data: _Data) -> tuple[int, int, int]:
 
 
 def _lists(spec: SampleSpec, data: _Data) -> tuple[int, ...]:
-    prepared = _prepared.get(id(spec.params)) or _prepare(spec.params)
+    prepared = _prepared.get(id(spec.params)) or _prepared.make(spec.params)
     num_bias = len(prepared.bias) // 8
     num_allowed = len(prepared.allowed) // 4
     num_banned = len(prepared.banned) // 4
@@ -248,27 +261,44 @@ def _decode_row(row: Row, words: Any, first: int) -> RowResult:
     return RowResult(tuple(tokens), tuple(logprobs), tuple(scores))
 
 
-def validate(params: SamplingParams, vocab_size: int) -> None:
+def validate(
+    params: SamplingParams, vocab_size: int, stop_ids: frozenset[int] = frozenset()
+) -> None:
     """Refuse token ids that the model does not have, and choices that leave nothing to choose.
 
-    Raises InvalidRequest naming the field. Called at the door, where the model is known.
+    stop_ids: those that end the request, which min_tokens forbids at first; without them, the
+    params' own. Raises InvalidRequest naming the field. Called at the door, where the model is
+    known. A list longer than the vocabulary names ids twice: each would cost time in every step.
     """
 
-    def within(param: str, ids: Iterable[int]) -> None:
-        for token in ids:
-            if token >= vocab_size:
-                raise InvalidRequest(
-                    f"{param}: token id {token} is beyond the vocabulary of {vocab_size}", param
-                )
+    def within(param: str, ids: Sequence[int]) -> None:
+        if ids and max(ids) >= vocab_size:
+            bad = next(token for token in ids if token >= vocab_size)
+            raise InvalidRequest(
+                f"{param}: token id {bad} is beyond the vocabulary of {vocab_size}", param
+            )
+        if len(ids) > vocab_size:
+            raise InvalidRequest(
+                f"{param} has {len(ids)} ids, but the vocabulary only {vocab_size}", param
+            )
 
-    within("logit_bias", (token for token, _ in params.logit_bias))
+    within("logit_bias", [token for token, _ in params.logit_bias])
     within("banned_token_ids", params.banned_token_ids)
     within("stop_token_ids", params.stop_token_ids)
-    allowed: Iterable[int] = range(vocab_size)
+    within("allowed_token_ids", params.allowed_token_ids or ())
+    allowed: Collection[int] = range(vocab_size)
     if params.allowed_token_ids is not None:
-        within("allowed_token_ids", params.allowed_token_ids)
-        allowed = params.allowed_token_ids
-    if params.banned_token_ids:
-        banned = frozenset(params.banned_token_ids)
-        if len(banned) >= len(set(allowed)) and banned.issuperset(allowed):
-            raise InvalidRequest("banned_token_ids leave no token to choose", "banned_token_ids")
+        allowed = frozenset(params.allowed_token_ids)
+    banned = frozenset(params.banned_token_ids)
+    if _covers(banned, allowed):
+        raise InvalidRequest("banned_token_ids leave no token to choose", "banned_token_ids")
+    stops = stop_ids.union(params.stop_token_ids)
+    if params.min_tokens and stops and _covers(banned | stops, allowed):
+        raise InvalidRequest(
+            "min_tokens forbids the tokens that end the text, and no others may be chosen",
+            "min_tokens",
+        )
+
+
+def _covers(ids: frozenset[int], allowed: Collection[int]) -> bool:
+    return len(ids) >= len(allowed) and ids.issuperset(allowed)

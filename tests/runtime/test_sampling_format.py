@@ -9,6 +9,7 @@ import pytest
 from octavo.core.batch import Batch, Row, RowResult, SampleSpec, Want
 from octavo.core.request import SamplingParams, TokenLogprob
 from octavo.errors import InvalidRequest
+from octavo.runtime import sampling
 from octavo.runtime.sampling import OUT_BYTES, ROW_BYTES, decode, encode, validate
 
 FIELDS = (
@@ -131,6 +132,20 @@ def test_results_go_to_their_rows() -> None:
         (SamplingParams(stop_token_ids=(51,)), "stop_token_ids"),
         (SamplingParams(banned_token_ids=tuple(range(50))), "banned_token_ids"),
         (SamplingParams(allowed_token_ids=(3,), banned_token_ids=(3, 4)), "banned_token_ids"),
+        (SamplingParams(allowed_token_ids=(3,) * 51), "allowed_token_ids"),
+        (SamplingParams(banned_token_ids=(3,) * 51), "banned_token_ids"),
+        (SamplingParams(stop_token_ids=(3,) * 51), "stop_token_ids"),
+        (SamplingParams(logit_bias=((3, 1.0),) * 51), "logit_bias"),
+        (SamplingParams(allowed_token_ids=(3,), stop_token_ids=(3,), min_tokens=1), "min_tokens"),
+        (SamplingParams(stop_token_ids=tuple(range(50)), min_tokens=1), "min_tokens"),
+        (
+            SamplingParams(
+                banned_token_ids=tuple(range(25)),
+                stop_token_ids=tuple(range(25, 50)),
+                min_tokens=1,
+            ),
+            "min_tokens",
+        ),
     ],
 )
 def test_ids_beyond_the_vocabulary_are_refused_by_name(params: SamplingParams, field: str) -> None:
@@ -142,6 +157,28 @@ def test_ids_beyond_the_vocabulary_are_refused_by_name(params: SamplingParams, f
 def test_ids_of_the_vocabulary_pass() -> None:
     validate(SamplingParams(logit_bias=((49, 1.0),), banned_token_ids=(0,)), 50)
     validate(SamplingParams(allowed_token_ids=(3, 4), banned_token_ids=(3,)), 50)
+
+
+def test_the_models_own_end_counts_where_it_is_forbidden() -> None:
+    params = SamplingParams(allowed_token_ids=(3, 4), stop_token_ids=(4,), min_tokens=1)
+    validate(params, 50)
+    with pytest.raises(InvalidRequest):
+        validate(params, 50, frozenset((3,)))
+    validate(SamplingParams(allowed_token_ids=(3, 4), stop_token_ids=(4, 3)), 50, frozenset((3,)))
+
+
+def test_what_is_kept_of_params_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long lists of ids of requests that ended must not fill the memory."""
+    monkeypatch.setattr(sampling, "_CACHE_WORDS", 1000)
+    monkeypatch.setattr(sampling, "_CACHE_LIMIT", 50)
+    cache = sampling._Cache()
+    monkeypatch.setattr(sampling, "_prepared", cache)
+    for length in (0, 400, 0, 999, 5000, 0, *range(100)):
+        params = SamplingParams(allowed_token_ids=tuple(range(length)) or None)
+        want = Want(0, SampleSpec(params, 1, 0, 0))
+        assert encode(batch(want)) == encode(batch(want))
+        assert len(cache) <= 50
+        assert sum(len(kept.allowed) for kept in cache.values()) <= 4 * max(1000, length)
 
 
 def test_a_plain_want_is_encoded_in_little_time() -> None:

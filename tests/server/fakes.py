@@ -19,6 +19,7 @@ from octavo.core.request import SamplingParams, TokenLogprob
 BOS, EOS, ROLE, END, BOOM = 256, 257, 258, 259, 260
 WORDS = (b" the", b" cat", b" sat", b"ing", b"\n", "é".encode(), "🙂".encode(), b"STOP")
 VOCAB = 261 + len(WORDS)
+CHOKES = 5  # allowed alone, it makes the row fail in the executor
 SPECIAL = {BOS: b"<s>", EOS: b"</s>", ROLE: b"<|", END: b"|>", BOOM: b"<boom>"}
 
 
@@ -93,9 +94,11 @@ def choose(state: int, last: int, spec: SampleSpec) -> int:
     value = state
     if params.temperature > 0:
         value = _hash(_hash(state, spec.seed & 0x7FFFFFFF), spec.choice)
+    allowed = params.allowed_token_ids
+    if allowed == (CHOKES,):
+        raise ValueError("no token is allowed")
     for _ in range(1000):
         token = _pick(value)
-        allowed = params.allowed_token_ids
         if allowed is not None:
             token = allowed[value % len(allowed)]
         biased = [i for i, bias in params.logit_bias if bias >= 100]

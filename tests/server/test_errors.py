@@ -13,7 +13,7 @@ import pytest
 from octavo.core.request import FinishReason
 from octavo.errors import EngineError, InvalidRequest
 from octavo.server.auth import Keys
-from tests.server.fakes import BOOM, FakeExecutor
+from tests.server.fakes import BOOM, CHOKES, FakeExecutor
 from tests.server.house import House, chat, completion, events, inside
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -428,7 +428,7 @@ def test_a_template_that_raises_fails_alone() -> None:
 
 
 def test_a_row_that_fails_in_the_executor_fails_alone() -> None:
-    bad = chat("bad", allowed_token_ids=[5], min_tokens=5, stop_token_ids=[5])
+    bad = chat("bad", allowed_token_ids=[CHOKES])
     neighbours_are_unmoved(bad, CHAT, 500)
 
 
