@@ -11,16 +11,14 @@ namespace {
 
 constexpr int64_t ACTS_BUDGET = 256 << 10;  // activations that stay in L2 while panels stream by
 
-// Weights on their way from memory, 64 bytes at p of P panels read together; the distances are the
-// best measured on Zen4. Most tiles compute longer than their weights take to come: 8 KB ahead into
-// L2, since L1 has few outstanding misses and the activations need them. What is not unpacked is
-// read so fast that the hardware runs ahead by itself and wants only a lead (FEW rows of it);
-// what is unpacked, for one or two rows, waits least on L1.
-template <int R, int FEW, bool UNPACKED, int P = 1>
-OCTAVO_INLINE void fetch(const uint8_t* p) {
-  if constexpr (R > FEW) prefetch_l2(p + 8192 / P);
-  else if constexpr (UNPACKED) prefetch(p + 8192 / P);
-  else prefetch_l2(p + 1536 / P);
+// Weights on their way from memory: the i-th 64 bytes after p, P panels being read together. What is
+// best was measured on Zen4. Most tiles compute longer than their weights take to come: 8 KB ahead,
+// into L2, since L1 has few outstanding misses and the activations need them. A tile of at most FEW
+// rows reads so fast that the hardware runs ahead of it, and only wants a lead: every other line.
+template <int R, int FEW, int P = 1>
+OCTAVO_INLINE void fetch(const uint8_t* p, int64_t i) {
+  if (R > FEW) prefetch_l2(p + 64 * i + 8192 / P);
+  else if (i % 2 == 0) prefetch_l2(p + 64 * i + 2048 / P);
 }
 
 // ---- weights: how each type's block of 16 channels x 32 k becomes bytes and scales ---------------
@@ -49,7 +47,7 @@ OCTAVO_INLINE uint64_t word64(const uint8_t* p) {
 OCTAVO_INLINE void nibbles(const uint8_t* p, B* w) {
   const B low = set1_u8(15);
   for (int j = 0; j < 4; ++j) {
-    const B x = load_b(p + 64 * j);
+    const B x = held(load_b(p + 64 * j));
     w[j] = and_b(x, low);
     w[j + 4] = and_b(shr16_b<4>(x), low);
   }
@@ -66,9 +64,9 @@ template <int BITS, bool HAS_M, Offset OFFSET>
 struct Legacy {
   static constexpr Offset kOffset = OFFSET;
   static constexpr bool kHasMin = HAS_M, kAnyByte = BITS == 8;
+  static constexpr int kFewRows = BITS == 8 ? 3 : 2;
   static constexpr int64_t kQuants = BITS * 64, kBlocks = HAS_M ? 1 : 2;
   static constexpr int64_t kUnit = 64 + kBlocks * kQuants;
-  static constexpr int kHead = 0;
   static constexpr int kOffsetValue = OFFSET == EIGHT ? 8 : OFFSET == SIXTEEN ? 16
                                       : OFFSET == BYTE ? 128 : 0;
 
@@ -100,6 +98,7 @@ template <int BITS>
 struct SuperBlock45 {
   static constexpr Offset kOffset = NONE;
   static constexpr bool kHasMin = true, kAnyByte = false;
+  static constexpr int kFewRows = 2;
   static constexpr int64_t kQuants = BITS * 64, kBlocks = 8, kUnit = 320 + 8 * kQuants;
   static constexpr int kOffsetValue = 0;
 
@@ -124,6 +123,7 @@ using Q5_K = SuperBlock45<5>;
 struct Q6_K {
   static constexpr Offset kOffset = SPLIT;
   static constexpr bool kHasMin = false, kAnyByte = false;
+  static constexpr int kFewRows = 1;
   static constexpr int64_t kQuants = 384, kBlocks = 8, kUnit = 256 + 8 * kQuants;
   static constexpr int kOffsetValue = 32;
 
@@ -138,12 +138,12 @@ struct Q6_K {
   OCTAVO_INLINE Block block(const Unit& u, int64_t h) {
     Block x;
     const uint8_t* q = u.at + 256 + h * kQuants;
-    const B low_high = load_b(q + 256), high_high = load_b(q + 320);
+    const B low_high = held(load_b(q + 256)), high_high = held(load_b(q + 320));
     const B high[8] = {shl16_b<4>(low_high),  shl16_b<2>(low_high),  low_high,
                        shr16_b<2>(low_high),  shl16_b<4>(high_high), shl16_b<2>(high_high),
                        high_high,             shr16_b<2>(high_high)};
     for (int j = 0; j < 4; ++j) {
-      const B v = load_b(q + 64 * j);
+      const B v = held(load_b(q + 64 * j));
       x.w[j] = six(v, high[j]);
       x.w[j + 4] = six(shr16_b<4>(v), high[j + 4]);
     }
@@ -258,7 +258,7 @@ void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
       const uint8_t* at = unit.at + h * lines * 64;
 #pragma GCC unroll 16
       for (int64_t i = 0; i < lines; ++i)
-        fetch<R, T::kAnyByte ? 3 : 2, !T::kAnyByte>(at + 64 * i);
+        fetch<R, T::kFewRows>(at, i);
       quant_block<T, R>(T::block(unit, h), a, u * T::kBlocks + h, f);
     }
   }
@@ -320,9 +320,8 @@ OCTAVO_INLINE void float_tile(const PackedWeight& w, const uint8_t* panel, const
     const uint8_t* at = panel + b * T::kBlock;
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p)
-#pragma GCC unroll 8
-      for (int64_t i = 0; i < T::kBlock; i += 64)
-        fetch<R, 4, false, P>(at + p * w.panel_bytes + i);
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < T::kBlock / 64; ++i) fetch<R, 4, P>(at + p * w.panel_bytes, i);
     float_block<T, R, P>(at, w.panel_bytes, a, b, f);
   }
 #pragma GCC unroll 8

@@ -270,6 +270,7 @@ OCTAVO_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 OCTAVO_INLINE B load_b(const void* p) {
   return {load256(p), load256(static_cast<const uint8_t*>(p) + 32)};
 }
+OCTAVO_INLINE B held(B x) { return x; }  // there are too few registers
 OCTAVO_INLINE void store_b(void* p, B x) {
   store256(p, x.a);
   store256(static_cast<uint8_t*>(p) + 32, x.b);

@@ -26,6 +26,7 @@
 //                                       pair is const uint16_t* or its uint32
 //   prefetch(p) prefetch_l2(p)          into L1, or no nearer than L2; never faults
 //   load_b(p) store_b(p, B) set1_u8 and_b or_b add_b xor_b shl16_b<n> shr16_b<n>
+//   held(B) -> B                        the same, in a register: gcc would rather load it again
 //   add_bits_b(B, mask, value)          adds value to the bytes whose bit of the u64 is set
 //   lo_bf16(B) hi_bf16(B) -> F          even / odd bf16 of each pair;  u8_lane<j>(B) -> I byte 4i+j
 //   pair_bf16(F even, F odd) -> B       rounds both to bf16 and interleaves them
@@ -209,6 +210,10 @@ OCTAVO_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 OCTAVO_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 OCTAVO_INLINE B load_b(const void* p) { return {_mm512_loadu_si512(p)}; }
+OCTAVO_INLINE B held(B a) {
+  asm("" : "+v"(a.v));
+  return a;
+}
 OCTAVO_INLINE void store_b(void* p, B a) { _mm512_storeu_si512(p, a.v); }
 OCTAVO_INLINE B set1_u8(uint8_t x) { return {_mm512_set1_epi8(static_cast<char>(x))}; }
 OCTAVO_INLINE B and_b(B a, B b) { return {_mm512_and_si512(a.v, b.v)}; }

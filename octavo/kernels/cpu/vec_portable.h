@@ -279,6 +279,7 @@ OCTAVO_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 OCTAVO_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 OCTAVO_INLINE B load_b(const void* p) { return read_all<B>(p); }
+OCTAVO_INLINE B held(B x) { return x; }  // there are too few registers
 OCTAVO_INLINE void store_b(void* p, B x) { __builtin_memcpy(p, &x, 64); }
 OCTAVO_INLINE B set1_u8(uint8_t x) {
   return make<B>([&](int) { return (B16){} + x; });
