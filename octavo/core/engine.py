@@ -52,7 +52,9 @@ class Engine:
         if not self._outstanding:
             return self.scheduler.take_events()
         result = self.executor.collect()
-        return self.scheduler.commit(self._outstanding.popleft(), result, now)
+        # `now` is from before the wait; what the step made did not exist until it finished.
+        done = max(now, result.finished)
+        return self.scheduler.commit(self._outstanding.popleft(), result, done)
 
     @property
     def num_outstanding(self) -> int:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from octavo.core.batch import RowResult, StepResult
+from octavo.core.batch import Batch, RowResult, StepResult
 from octavo.core.engine import Engine
 from octavo.core.executor import Capacity
 from octavo.core.request import FinishReason
@@ -35,6 +35,29 @@ def test_decoding_sequences_spread_over_the_batches_in_flight() -> None:
         machine.engine.pump(machine.now)
         machine.events += machine.engine.drain(machine.now)
     assert all(len(batch.rows) == 4 for batch in machine.batches[4:])
+
+
+def test_a_token_exists_from_the_moment_its_step_finished_not_from_when_the_driver_asked() -> None:
+    class Slow:
+        capacity = ROOMY
+
+        def submit(self, batch: Batch) -> None:
+            self.batch = batch
+
+        def collect(self) -> StepResult:
+            rows = {row.seq_id: RowResult((7,)) for row in self.batch.rows}
+            return StepResult(self.batch.step, rows, started=2.0, finished=5.0)
+
+        def ready_at(self) -> float | None:
+            return None
+
+    engine = Engine(Slow(), Scheduler(ROOMY))
+    engine.add(ask("r", 4, 1))
+    engine.pump(2.0)
+    (event,) = engine.drain(2.0)
+    (timing,) = engine.scheduler.stats.take_timings()
+    assert event.finish is FinishReason.LENGTH
+    assert (timing.first_token, timing.finished) == (5.0, 5.0)
 
 
 def test_an_idle_engine_does_nothing() -> None:
