@@ -89,7 +89,7 @@ def test_replay_is_op_by_op(threads):
 
 
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("act", ["auto", "fp32"])
+@pytest.mark.parametrize("act", ["auto", "int8", "fp32"])
 def test_every_isa_is_invariant_and_near_the_best(isa, act, whole):
     executor = small.executor(isa=isa, act=act)
     assert executor.isa == isa
@@ -103,6 +103,17 @@ def test_every_isa_is_invariant_and_near_the_best(isa, act, whole):
 def _tail_of(executor, seq):
     one = small.row(seq, 256, TEXT[256:], range(44), small.table(seq))
     return executor.logits(small.batch(one))
+
+
+def test_pairs_of_int8_rows_are_as_good_as_floats():
+    """Also where a fused weight mixes types that read int8 with types that read floats."""
+    far = {}
+    exact = _whole(small.executor(act="fp32"), TEXT[:100])
+    for act in ("auto", "int8"):
+        out = _whole(small.executor(act=act), TEXT[:100])
+        far[act] = np.linalg.norm(out - exact) / np.linalg.norm(exact)
+    assert far["auto"] < 0.01
+    assert far["auto"] < 0.7 * far["int8"]
 
 
 def test_what_a_block_held_before_does_not_matter(whole):

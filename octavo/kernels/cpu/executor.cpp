@@ -13,6 +13,7 @@ namespace {
 // Up to this many rows every thread prepares all activations for itself: cheaper than a barrier.
 constexpr int64_t REDUNDANT_ROWS = 4;
 constexpr int64_t TILE_FLOATS = 32 << 10;
+constexpr int64_t PAIR_FLOATS = 32 << 10;
 constexpr int64_t SMALL_ROWS = 64;  // one block of rows
 constexpr int64_t CHUNK_PANELS = 8;
 constexpr int64_t LOGITS_BYTES = 16 << 20;
@@ -42,7 +43,8 @@ struct alignas(64) Executor::Thread {
   int64_t counter;   // how many shared counters this thread has passed in this step
   uint8_t* acts;     // REDUNDANT_ROWS rows
   float *tile, *tile2;
-  float* row;        // one row of the widest activation
+  float *row, *rest;  // one row of the widest activation
+  float* pairs;       // sums to be of multiply()
   void* sample;
 };
 
@@ -82,7 +84,10 @@ const float* Executor::keep_vector(const float* data, int64_t n) {
   return vectors_.back().get();
 }
 
-void Executor::add_op(OpSpec op) { ops_.push_back(std::move(op)); }
+void Executor::add_op(OpSpec op) {
+  op.paired &= (needs(op) & ACT_A8) != 0;
+  ops_.push_back(std::move(op));
+}
 
 uint32_t Executor::needs(const OpSpec& op) const {
   uint32_t all = 0;
@@ -104,8 +109,8 @@ void Executor::finish(int64_t arena_bytes) {
     const int64_t k = op.weights[0].k;
     const bool head = op.kind == OpKind::FinalNormHead;
     if (head) vocab = op.weights[0].panels * LANES;
-    shared = std::max(shared, acts_bytes(head ? MAX_LOGITS_ROWS : config_.max_tokens, k, needs(op)));
-    own = std::max(own, acts_bytes(REDUNDANT_ROWS, k, needs(op)));
+    shared = std::max(shared, acts_bytes(acts_rows(op, head ? MAX_LOGITS_ROWS : config_.max_tokens), k, needs(op)));
+    own = std::max(own, acts_bytes(acts_rows(op, REDUNDANT_ROWS), k, needs(op)));
     widest = std::max(widest, k);
     post |= op.post_norm != nullptr;
   }
@@ -116,11 +121,12 @@ void Executor::finish(int64_t arena_bytes) {
                at_post = carve(post ? size_t(config_.max_tokens * align(config_.hidden, 16) * 4) : 0),
                at_angles = carve(ropes_.size() * size_t(config_.max_tokens * config_.heads.head_dim * 4));
   const int n = pool_.threads();
+  const size_t row = size_t(align(widest, 64)) * 4;
   std::vector<size_t> at(size_t(n) * 4);
   for (int i = 0; i < n; ++i) {
     at[size_t(i) * 4] = carve(own);
-    at[size_t(i) * 4 + 1] = carve(TILE_FLOATS * 4 * 2);
-    at[size_t(i) * 4 + 2] = carve(size_t(align(widest, LANES)) * 4);
+    at[size_t(i) * 4 + 1] = carve(TILE_FLOATS * 4 * 2 + PAIR_FLOATS * 4);
+    at[size_t(i) * 4 + 2] = carve(row * 2);
     at[size_t(i) * 4 + 3] = carve(sample_scratch_bytes(config_.vocab));
   }
   scratch_ = Region(total);
@@ -134,7 +140,9 @@ void Executor::finish(int64_t arena_bytes) {
     const size_t* a = &at[size_t(i) * 4];
     auto* tile = reinterpret_cast<float*>(base + a[1]);
     threads_.push_back({i, 0, base + a[0], tile, tile + TILE_FLOATS,
-                        reinterpret_cast<float*>(base + a[2]), base + a[3]});
+                        reinterpret_cast<float*>(base + a[2]),
+                        reinterpret_cast<float*>(base + a[2] + row), tile + 2 * TILE_FLOATS,
+                        base + a[3]});
   }
   num_counters_ = int64_t(ops_.size()) * COUNTERS_PER_OP +
                   ceil_div(config_.max_outputs, logits_rows_) * COUNTERS_PER_OP;
@@ -299,16 +307,27 @@ void Executor::share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, c
   });
 }
 
-template <class RowFn>
-Acts Executor::prepare(Thread& t, int64_t rows, int64_t k, uint32_t needs, const RowFn& row) {
+void Executor::prepare_row(Thread& t, const OpSpec& op, const Acts& acts, int64_t row,
+                           const float* x) {
+  if (!op.paired) return linear_.prepare(acts, row, x);
+  linear_.prepare(acts, 2 * row, x);
+  rows_.int8_rest(acts, 2 * row, x, t.rest);
+  linear_.prepare(acts, 2 * row + 1, t.rest);
+  if (acts.h != nullptr || acts.f != nullptr) rows_.clear_floats(acts, 2 * row + 1);
+}
+
+template <class Source>
+Acts Executor::prepare(Thread& t, const OpSpec& op, int64_t rows, const Source& source) {
   const bool own = rows <= REDUNDANT_ROWS;
-  const Acts acts = acts_at(own ? t.acts : shared_acts_, rows, k, needs);
+  const Acts acts = acts_at(own ? t.acts : shared_acts_, acts_rows(op, rows), op.weights[0].k,
+                            needs(op));
   if (own || pool_.threads() == 1) {
-    for (int64_t r = 0; r < rows; ++r) row(acts, r);
+    for (int64_t r = 0; r < rows; ++r) prepare_row(t, op, acts, r, source(r));
     return acts;
   }
   share(t, ceil_div(rows, MAX_GROUP), 1, [&](int64_t g0, int64_t g1) {
-    for (int64_t r = g0 * MAX_GROUP; r < std::min(g1 * MAX_GROUP, rows); ++r) row(acts, r);
+    for (int64_t r = g0 * MAX_GROUP; r < std::min(g1 * MAX_GROUP, rows); ++r)
+      prepare_row(t, op, acts, r, source(r));
   });
   barrier(t);
   return acts;
@@ -316,11 +335,24 @@ Acts Executor::prepare(Thread& t, int64_t rows, int64_t k, uint32_t needs, const
 
 Acts Executor::prepare_normed(Thread& t, const OpSpec& op, const float* x, int64_t ld,
                               int64_t rows) {
-  const int64_t k = op.weights[0].k;
-  return prepare(t, rows, k, needs(op), [&](const Acts& acts, int64_t r) {
-    rows_.rms_norm(x + r * ld, op.norm, k, op.eps, t.row);
-    linear_.prepare(acts, r, t.row);
+  return prepare(t, op, rows, [&](int64_t r) {
+    rows_.rms_norm(x + r * ld, op.norm, op.weights[0].k, op.eps, t.row);
+    return t.row;
   });
+}
+
+// Both rows of a pair meet a weight while it is unpacked; their sums are added after.
+void Executor::multiply(Thread& t, const OpSpec& op, int weight, const Acts& acts,
+                        const Tile& tile, float* out, int64_t ld) {
+  const PackedWeight& w = op.weights[size_t(weight)];
+  const auto [p0, p1, r0, r1] = tile;
+  if (!op.paired) return linear_.linear(w, p0, p1, acts, r0, r1, out, ld, config_.fp32);
+  const int64_t step = std::max<int64_t>(1, PAIR_FLOATS / (2 * (r1 - r0) * LANES));
+  for (int64_t p = p0; p < p1; p += step) {
+    const int64_t end = std::min(p + step, p1), width = (end - p) * LANES;
+    linear_.linear(w, p, end, acts, 2 * r0, 2 * r1, t.pairs, width, config_.fp32);
+    rows_.sum_pairs(t.pairs, r1 - r0, width, out + (p - p0) * LANES, ld);
+  }
 }
 
 // --- Ops ---
@@ -400,8 +432,7 @@ void Executor::qkv_heads(const OpSpec& op, const Acts& acts, Thread& t, int64_t 
   float* q = value(op.out);
   const int64_t q1 = std::min(h1, num_q);
   if (h0 < q1) {
-    linear_.linear(op.weights[0], h0 * panels, q1 * panels, acts, r0, r1, q + r0 * ld + h0 * dim,
-                   ld, config_.fp32);
+    multiply(t, op, 0, acts, {h0 * panels, q1 * panels, r0, r1}, q + r0 * ld + h0 * dim, ld);
     for (int64_t r = r0; r < r1; ++r)
       for (int64_t h = h0; h < q1; ++h)
         rotate(op, op.q_norm, op.bias ? op.bias + h * dim : nullptr, q + r * ld + h * dim, r);
@@ -409,8 +440,7 @@ void Executor::qkv_heads(const OpSpec& op, const Acts& acts, Thread& t, int64_t 
   const int64_t fit = std::max<int64_t>(1, TILE_FLOATS / ((r1 - r0) * dim));
   for (int64_t k0 = std::max(h0, num_q) - num_q; k0 < h1 - num_q; k0 += fit) {
     const int64_t k1 = std::min(k0 + fit, h1 - num_q), width = (k1 - k0) * dim;
-    linear_.linear(op.weights[1], k0 * panels, k1 * panels, acts, r0, r1, t.tile, width,
-                   config_.fp32);
+    multiply(t, op, 1, acts, {k0 * panels, k1 * panels, r0, r1}, t.tile, width);
     const float* bias = op.bias ? op.bias + num_q * dim : nullptr;
     for (int64_t r = r0; r < r1; ++r)
       for (int64_t h = k0; h < k1; ++h) {
@@ -429,7 +459,7 @@ void Executor::qkv_values(const OpSpec& op, const Acts& acts, Thread& t, int64_t
   const float* bias = op.bias ? op.bias + (h.num_heads + h.num_kv_heads) * dim : nullptr;
   for (int64_t p = p0; p < p1; p += fit) {
     const int64_t end = std::min(p + fit, p1), width = (end - p) * LANES;
-    linear_.linear(op.weights[2], p, end, acts, r0, r1, t.tile, width, config_.fp32);
+    multiply(t, op, 2, acts, {p, end, r0, r1}, t.tile, width);
     for (int64_t r = r0; r < r1; ++r) {
       float* v = t.tile + (r - r0) * width;
       if (bias != nullptr) rows_.add(v, bias + p * LANES, width, v);
@@ -456,13 +486,11 @@ void Executor::project_residual(const OpSpec& op, Thread& t) {
   float* out = value(op.out);
   const int64_t rows = step_.num_tokens, in_ld = values_[size_t(op.x)].ld;
   const int64_t ld = values_[size_t(op.out)].ld, x_ld = values_[size_t(op.residual)].ld;
-  const Acts acts = prepare(t, rows, w.k, needs(op), [&](const Acts& a, int64_t r) {
-    linear_.prepare(a, r, in + r * in_ld);
-  });
+  const Acts acts = prepare(t, op, rows, [&](int64_t r) { return in + r * in_ld; });
   if (op.post_norm == nullptr) {
     share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
       const int64_t width = (p1 - p0) * LANES, c = p0 * LANES;
-      linear_.linear(w, p0, p1, acts, r0, r1, t.tile, width, config_.fp32);
+      multiply(t, op, 0, acts, {p0, p1, r0, r1}, t.tile, width);
       for (int64_t r = r0; r < r1; ++r)
         rows_.add(x + r * x_ld + c, t.tile + (r - r0) * width, std::min(width, w.n - c),
                   out + r * ld + c);
@@ -472,8 +500,7 @@ void Executor::project_residual(const OpSpec& op, Thread& t) {
   }
   const int64_t post_ld = align(w.n, LANES);
   share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
-    linear_.linear(w, p0, p1, acts, r0, r1, post_ + r0 * post_ld + p0 * LANES, post_ld,
-                   config_.fp32);
+    multiply(t, op, 0, acts, {p0, p1, r0, r1}, post_ + r0 * post_ld + p0 * LANES, post_ld);
   });
   barrier(t);
   share(t, rows, 1, [&](int64_t r0, int64_t r1) {
@@ -487,14 +514,14 @@ void Executor::project_residual(const OpSpec& op, Thread& t) {
 }
 
 void Executor::norm_gate_up_act(const OpSpec& op, Thread& t) {
-  const PackedWeight &gate = op.weights[0], &up = op.weights[1];
+  const PackedWeight& gate = op.weights[0];
   const int64_t rows = step_.num_tokens, ld = values_[size_t(op.out)].ld;
   float* out = value(op.out);
   const Acts acts = prepare_normed(t, op, value(op.x), values_[size_t(op.x)].ld, rows);
   share_tiles(t, gate.panels, rows, gate.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
     const int64_t width = (p1 - p0) * LANES, c = p0 * LANES;
-    linear_.linear(gate, p0, p1, acts, r0, r1, t.tile, width, config_.fp32);
-    linear_.linear(up, p0, p1, acts, r0, r1, t.tile2, width, config_.fp32);
+    multiply(t, op, 0, acts, {p0, p1, r0, r1}, t.tile, width);
+    multiply(t, op, 1, acts, {p0, p1, r0, r1}, t.tile2, width);
     for (int64_t r = r0; r < r1; ++r)
       rows_.act_mul(op.act, t.tile + (r - r0) * width, t.tile2 + (r - r0) * width,
                     std::min(width, gate.n - c), out + r * ld + c);
@@ -509,12 +536,12 @@ void Executor::final_norm_head(const OpSpec& op, Thread& t) {
   const float* x = value(op.x);
   for (int64_t s0 = 0; s0 < step_.num_wanted; s0 += logits_rows_) {
     const int64_t rows = std::min(logits_rows_, step_.num_wanted - s0);
-    const Acts acts = prepare(t, rows, w.k, needs(op), [&](const Acts& a, int64_t r) {
+    const Acts acts = prepare(t, op, rows, [&](int64_t r) {
       rows_.rms_norm(x + step_.wanted[s0 + r] * x_ld, op.norm, w.k, op.eps, t.row);
-      linear_.prepare(a, r, t.row);
+      return t.row;
     });
     share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
-      linear_.linear(w, p0, p1, acts, r0, r1, logits_ + r0 * ld + p0 * LANES, ld, config_.fp32);
+      multiply(t, op, 0, acts, {p0, p1, r0, r1}, logits_ + r0 * ld + p0 * LANES, ld);
     });
     barrier(t);
     const int64_t start = t.index == 0 ? now_ns() : 0;

@@ -39,6 +39,7 @@ struct OpSpec {
   int64_t layer = 0, rope = 0, window = 0;
   float eps = 0, scale = 1;
   Act act = Act::Silu;
+  bool paired = false;  // int8 activations as a pair of rows: the rounded one and what it left
 };
 
 struct ExecutorConfig {
@@ -99,6 +100,9 @@ class Executor {
 
  private:
   struct Thread;  // one thread's view of a step
+  struct Tile {
+    int64_t panel0, panel1, row0, row1;
+  };
 
   const char* check(const StepInput& step) const;
   void begin(const StepInput& step, SampleOut* out, float* logits);
@@ -113,8 +117,13 @@ class Executor {
   void norm_gate_up_act(const OpSpec& op, Thread& t);
   void final_norm_head(const OpSpec& op, Thread& t);
 
-  template <class RowFn>
-  Acts prepare(Thread& t, int64_t rows, int64_t k, uint32_t needs, const RowFn& row);
+  // Fills the activations of `rows` rows; source(r) gives a row of weights[0].k floats.
+  template <class Source>
+  Acts prepare(Thread& t, const OpSpec& op, int64_t rows, const Source& source);
+  void prepare_row(Thread& t, const OpSpec& op, const Acts& acts, int64_t row, const float* x);
+  // LinearTable::linear for rows as the op sees them, paired or not.
+  void multiply(Thread& t, const OpSpec& op, int weight, const Acts& acts, const Tile& tile,
+                float* out, int64_t ld);
   Acts prepare_normed(Thread& t, const OpSpec& op, const float* x, int64_t ld, int64_t rows);
   void qkv_heads(const OpSpec& op, const Acts& acts, Thread& t, int64_t h0, int64_t h1, int64_t r0,
                  int64_t r1);
@@ -122,6 +131,7 @@ class Executor {
                   int64_t r0, int64_t r1);
   void rotate(const OpSpec& op, const float* norm, const float* bias, float* head, int64_t token);
   uint32_t needs(const OpSpec& op) const;
+  int64_t acts_rows(const OpSpec& op, int64_t rows) const { return op.paired ? 2 * rows : rows; }
   float* value(int32_t id) const;
   uint8_t* block_of(int64_t token, int64_t layer, int64_t head) const;
 

@@ -1,6 +1,6 @@
 // Operations on one row of activations, and the writing of keys and values into cache blocks.
 #pragma once
-#include "contract.h"
+#include "linear.h"
 
 namespace octavo {
 
@@ -18,6 +18,13 @@ struct RowTable {
   void (*act_mul)(Act act, const float* gate, const float* up, int64_t n, float* out);
   // Rotates the pairs (x[i], x[i + half]) by the angles whose cosines and sines are given.
   void (*rope)(float* x, const float* cos, const float* sin, int64_t half);
+  // What the int8 form of row `row` of acts leaves of x, itself to be prepared as row + 1: together
+  // they hold x to 15 bits. rest: [acts.k] floats.
+  void (*int8_rest)(const Acts& acts, int64_t row, const float* x, float* rest);
+  // Zeroes the float forms of a row of acts, where it has them: they have left nothing.
+  void (*clear_floats)(const Acts& acts, int64_t row);
+  // out[r * ld + c] = pairs[2r * width + c] + pairs[(2r + 1) * width + c].
+  void (*sum_pairs)(const float* pairs, int64_t rows, int64_t width, float* out, int64_t ld);
   // One token's key or value of one head into slot `slot` of a block. bf16: K [d/2][32][2],
   // V [16][d][2]; f32: K [d][32], V [32][d].
   void (*store_k)(const float* k, int64_t d, void* block, int64_t slot, bool fp32);

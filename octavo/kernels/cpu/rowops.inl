@@ -68,6 +68,40 @@ void rope(float* x, const float* cos, const float* sin, int64_t half) {
   }
 }
 
+// Where block b of a row lies in every plane of Acts, in blocks (linear.h).
+OCTAVO_INLINE int64_t block_index(const Acts& a, int64_t row, int64_t b) {
+  return (row / a.group * a.blocks + b) * a.group + row % a.group;
+}
+
+void int8_rest(const Acts& a, int64_t row, const float* x, float* rest) {
+  for (int64_t b = 0; b * 32 < a.k; ++b) {
+    const int64_t at = block_index(a, row, b);
+    const F d = neg(set1(a.d[at]));
+    for (int64_t i = b * 32; i < b * 32 + 32 && i < a.k; i += 16) {
+      const int64_t n = a.k - i < 16 ? a.k - i : 16;
+      const F q = to_f32(load_i8(a.q + at * 32 + i % 32));
+      store_n(rest + i, fma(d, q, load_n(x + i, n)), n);
+    }
+  }
+}
+
+void clear_floats(const Acts& a, int64_t row) {
+  for (int64_t b = 0; b < a.blocks; ++b) {
+    const int64_t at = block_index(a, row, b) * 32;
+    for (int64_t i = 0; i < 32; ++i) {
+      if (a.h != nullptr) a.h[at + i] = 0;
+      if (a.f != nullptr) a.f[at + i] = 0.0f;
+    }
+  }
+}
+
+void sum_pairs(const float* pairs, int64_t rows, int64_t width, float* out, int64_t ld) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < width; c += 16)
+      store(out + r * ld + c,
+            add(load(pairs + 2 * r * width + c), load(pairs + (2 * r + 1) * width + c)));
+}
+
 void store_k(const float* k, int64_t d, void* block, int64_t slot, bool fp32) {
   if (fp32) {
     auto* out = static_cast<float*>(block) + slot;
@@ -158,8 +192,8 @@ int64_t peak(int kind, int64_t iterations, float* sink) {
   return per * PEAK_CHAINS * iterations;
 }
 
-constexpr RowTable ROWS{rms_norm, add_rows, act_mul,    rope, store_k,
-                        store_v,  read_bytes, peak};
+constexpr RowTable ROWS{rms_norm,  add_rows, act_mul, rope,       int8_rest, clear_floats,
+                        sum_pairs, store_k,  store_v, read_bytes, peak};
 
 }  // namespace
 }  // namespace octavo
