@@ -49,9 +49,11 @@ class Agreement:
     their_nll: float = 0.0
 
     def add(self, ours: Floats, theirs: Floats, targets: list[int]) -> None:
-        p, q = _log_softmax(theirs), _log_softmax(ours)
-        kl = np.einsum("nv,nv->n", np.exp(p), p - q)
-        rows = np.arange(len(targets))
+        import torch
+
+        q, p = (torch.from_numpy(x).double().log_softmax(-1) for x in (ours, theirs))
+        kl = (p.exp() * (p - q)).sum(-1)
+        rows = torch.arange(len(targets))
         self.positions += len(targets)
         self.kl_sum += float(kl.sum())
         self.kl_max = max(self.kl_max, float(kl.max()))
@@ -81,13 +83,6 @@ class Agreement:
     def within(self) -> bool:
         """Whether the project's limits are met."""
         return self.kl <= MAX_KL and self.top1 >= MIN_TOP1 and self.ppl <= MAX_PPL
-
-
-def _log_softmax(x: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    y = x.astype(np.float64)
-    y -= y.max(-1, keepdims=True)
-    y -= np.log(np.exp(y).sum(-1, keepdims=True))
-    return y
 
 
 def prose() -> str:
