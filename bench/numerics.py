@@ -176,10 +176,9 @@ def compare(ours: Model, theirs: Model, windows: list[list[int]]) -> Agreement:
     """Both models over the same windows, each window from its start."""
     agreement = Agreement()
     for window in windows:
-        at = 0
-        for mine, other in zip(ours(window), theirs(window), strict=True):
-            targets = window[at + 1 : at + 1 + len(mine)]
-            agreement.add(mine[: len(targets)], other[: len(targets)], targets)
+        at, asked = 1, window[:-1]
+        for mine, other in zip(ours(asked), theirs(asked), strict=True):
+            agreement.add(mine, other, window[at : at + len(mine)])
             at += len(mine)
     return agreement
 

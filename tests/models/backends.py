@@ -6,6 +6,7 @@ returns, for each sequence in order of its name, the float32 logits of all its p
 
 from __future__ import annotations
 
+import functools
 import itertools
 from array import array
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from octavo.models.weights import open_checkpoint
 from octavo.ops import reference as ref
 
 try:
+    from octavo import kernels
     from octavo.runtime import cpu as runtime_cpu
 except ImportError:  # the extension is not built
     runtime_cpu = None
@@ -73,9 +75,9 @@ def _row(name: int, start: int, text: list[int]) -> Row:
     return Row(name, start, array("i", text), table, wants)
 
 
-def cpu(folder: Path) -> Run:
+def cpu(folder: Path, isa: str) -> Run:
     """The CPU backend with float32 activations and cache."""
-    options = runtime_cpu.CpuOptions(threads=2, act="fp32", max_tokens=128, max_rows=8)
+    options = runtime_cpu.CpuOptions(threads=2, act="fp32", isa=isa, max_tokens=128, max_rows=8)
     executor = runtime_cpu.CpuExecutor(open_checkpoint(folder), options)
 
     def run(steps: list[Step]) -> list[np.ndarray]:
@@ -96,4 +98,4 @@ BACKENDS: dict[str, Callable[[Path], Run]] = {
     "reference-paged": lambda folder: reference(folder, block_size=3),
 }
 if runtime_cpu is not None:
-    BACKENDS["cpu"] = cpu
+    BACKENDS |= {f"cpu-{isa}": functools.partial(cpu, isa=isa) for isa in kernels.isas()}
