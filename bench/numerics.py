@@ -152,10 +152,9 @@ def reference(path: Path) -> Model:
 
 def cpu(path: Path, *, act: str = "auto", isa: str = "auto", threads: int | None = None) -> Model:
     """The CPU backend, in chunks of BLOCK tokens."""
-    from octavo.runtime.cpu import CpuExecutor, CpuOptions
-
     from octavo.core.batch import Batch, Row, Want
     from octavo.models.weights import open_checkpoint
+    from octavo.runtime.cpu import CpuExecutor, CpuOptions
 
     options = CpuOptions(
         threads=threads, act=act, isa=isa, max_tokens=BLOCK, max_rows=1, max_context=4096
