@@ -43,12 +43,6 @@ def test_smollm2_in_float32_is_transformers_smollm2(smollm2):
     assert found.ppl < 1e-5
 
 
-MISSED = pytest.mark.xfail(
-    strict=True, reason="activations rounded to int8 in groups of 32 are too coarse for this model"
-)
-
-
-@MISSED
 @pytest.mark.slow
 def test_smollm2_predicts_as_transformers_does(smollm2):
     path, oracle = smollm2
@@ -56,7 +50,7 @@ def test_smollm2_predicts_as_transformers_does(smollm2):
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("name", [pytest.param("gemma-3-270m", marks=MISSED), "qwen2.5-coder-0.5b"])
+@pytest.mark.parametrize("name", ["gemma-3-270m", "qwen2.5-coder-0.5b"])
 def test_larger_models_predict_as_transformers_does(name):
     # Windows of 1,024 tokens: twice the sliding window of Gemma.
     path = hub.resolve(name)
