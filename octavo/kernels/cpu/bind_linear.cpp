@@ -140,9 +140,9 @@ Floats embed(const Packed& p, int64_t id, float scale, const std::string& isa) {
   return array2(out, 1, p.weight.k);
 }
 
-// Has each of `threads` threads call fn(panel0, panel1) again and again, `panels` at a time, through
-// its share of the weight. Per thread, the 5th percentile of the seconds of a call, so that a busy
-// neighbour does not count.
+// Has each of `threads` threads call fn(panel0, panel1) again and again, `panels` at a time,
+// through its share of the weight. Per thread, the 5th percentile of the seconds of a call, so that
+// a busy neighbour does not count.
 template <class Fn>
 std::vector<double> time_shares(const PackedWeight& w, int64_t panels, int threads, double seconds,
                                 const Fn& fn) {

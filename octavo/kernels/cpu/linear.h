@@ -1,7 +1,7 @@
 // Products of activations with P16 weights: the activations' form and each ISA's table.
 //
-// Law: the bits of an output depend on its weight row, its activation row and the ISA only; never on
-// the other rows, their number, the range of panels or the thread.
+// Law: the bits of an output depend on its weight row, its activation row and the ISA only; never
+// on the other rows, their number, the range of panels or the thread.
 #pragma once
 #include "contract.h"
 
@@ -18,14 +18,17 @@ struct Acts {
   uint32_t needs;
   int8_t* q;        // ACT_A8 from here: [groups][blocks][group][32]
   float* d;         // [groups][blocks][group]
-  float* s;         // d * sum(q)
-  int32_t* n8;      // -8 * sum(q); likewise -16 and -128
+  float* s;         // ACT_S: d * sum(q)
+  int32_t* n8;      // ACT_N8: -8 * sum(q); likewise -16 and -128
   int32_t* n16;
   int32_t* n128;
-  int32_t* n32;     // [groups][blocks][2][group]: -32 * the sum of either half of the block
+  int32_t* n32;     // ACT_N32: [groups][blocks][2][group]: -32 * the sum of either half of the block
   uint16_t* h;      // ACT_BF16: [groups][blocks][group][32] bf16
   float* f;         // ACT_F32: likewise floats
 };
+
+// Which of ACT_A8's sums are wanted, beside ActNeeds.
+constexpr uint32_t ACT_S = 256, ACT_N8 = 512, ACT_N16 = 1024, ACT_N128 = 2048, ACT_N32 = 4096;
 
 constexpr int64_t MAX_GROUP = 16;
 
@@ -35,7 +38,7 @@ size_t acts_bytes(int64_t rows, int64_t k, uint32_t needs);
 Acts acts_at(void* mem, int64_t rows, int64_t k, uint32_t needs);
 
 struct LinearTable {
-  // The forms (ActNeeds) that `linear` reads for this type of weight.
+  // The forms (ActNeeds and the sums) that `linear` reads for this type of weight.
   uint32_t (*needs)(WType type, bool fp32);
   // Writes row `row` of `acts` from x [acts.k] in all its forms. Rows may be prepared by different
   // threads; rows of one group share cache lines, so hand them out in multiples of MAX_GROUP.

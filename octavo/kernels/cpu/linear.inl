@@ -1,9 +1,9 @@
 // Products with P16 weights (pack.h has their layout), written once over the vector vocabulary.
 //
-// Three families. `quant_tile`: int8 activations, integer dot products of each block of 32, one float
-// multiply-add per block. `float_tile`: f32 or bf16 products straight from the panel. fp32 mode:
-// a block is dequantised to f32 first. In all of them the order of additions to one output depends
-// on k only: a tile of R rows does for each row exactly what a tile of one row does.
+// Three families. `quant_tile`: int8 activations, integer dot products of each block of 32, one
+// float multiply-add per block. `float_tile`: f32 or bf16 products straight from the panel. fp32
+// mode: a block is dequantised to f32 first. In all of them the order of additions to one output
+// depends on k only: a tile of R rows does for each row exactly what a tile of one row does.
 #include "linear.h"
 
 namespace octavo {
@@ -11,17 +11,17 @@ namespace {
 
 constexpr int64_t ACTS_BUDGET = 256 << 10;  // activations that stay in L2 while panels stream by
 
-// Weights on their way from memory: the i-th 64 bytes after p, P panels being read together. What is
-// best was measured on Zen4. Most tiles compute longer than their weights take to come: 8 KB ahead,
-// into L2, since L1 has few outstanding misses and the activations need them. A tile of at most FEW
-// rows reads so fast that the hardware runs ahead of it, and only wants a lead: every other line.
+// Weights on their way from memory: the i-th 64 bytes after p, P panels being read together. What
+// is best was measured on Zen4. Most tiles compute longer than their weights take to come: 8 KB
+// ahead, into L2, since L1 has few outstanding misses and the activations need them. A tile of at
+// most FEW rows reads so fast that the hardware runs ahead and wants a lead only: every other line.
 template <int R, int FEW, int P = 1>
 OCTAVO_INLINE void fetch(const uint8_t* p, int64_t i) {
   if (R > FEW) prefetch_l2(p + 64 * i + 8192 / P);
   else if (i % 2 == 0) prefetch_l2(p + 64 * i + 2048 / P);
 }
 
-// ---- weights: how each type's block of 16 channels x 32 k becomes bytes and scales ---------------
+// ---- weights: how each type's block of 16 channels x 32 k becomes bytes and scales --------------
 
 // weight[c][4j + t] = d * (byte 4c + t of w[j] - offset) + m. Q6_K: d for j < 4, d2 for j >= 4.
 struct Block {
@@ -154,7 +154,7 @@ struct Q6_K {
   }
 };
 
-// ---- activations ---------------------------------------------------------------------------------
+// ---- activations --------------------------------------------------------------------------------
 
 // A tile's first row, wherever it lies in its group: rows, then blocks, at constant distances.
 struct View {
@@ -190,7 +190,7 @@ OCTAVO_INLINE View view(const Acts& a, int64_t row, Offset offset) {
   return v;
 }
 
-// ---- int8 ----------------------------------------------------------------------------------------
+// ---- int8 ---------------------------------------------------------------------------------------
 
 template <class T>
 OCTAVO_INLINE I dot(I acc, B w, const int8_t* quad) {
@@ -266,7 +266,7 @@ void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
   for (int r = 0; r < R; ++r) store(out + r * ld, f[r]);
 }
 
-// ---- f32 and bf16 --------------------------------------------------------------------------------
+// ---- f32 and bf16 -------------------------------------------------------------------------------
 
 // As many panels as it takes for no addition to wait for the one before it.
 template <int R>
@@ -311,8 +311,8 @@ OCTAVO_INLINE void float_block(const uint8_t* w, int64_t panel_bytes, const View
 }
 
 template <class T, int R, int P>
-OCTAVO_INLINE void float_tile(const PackedWeight& w, const uint8_t* panel, const View& a, float* out,
-                              int64_t ld) {
+OCTAVO_INLINE void float_tile(const PackedWeight& w, const uint8_t* panel, const View& a,
+                              float* out, int64_t ld) {
   F f[P * R];
 #pragma GCC unroll 16
   for (int i = 0; i < P * R; ++i) f[i] = zero_f();
@@ -330,7 +330,7 @@ OCTAVO_INLINE void float_tile(const PackedWeight& w, const uint8_t* panel, const
     for (int r = 0; r < R; ++r) store(out + r * ld + 16 * p, f[p * R + r]);
 }
 
-// ---- dequantisation: fp32 mode and embeddings ----------------------------------------------------
+// ---- dequantisation: fp32 mode and embeddings ---------------------------------------------------
 
 // One block of a panel as floats [32][16]; the operations and their order are the file format's.
 template <class T>
@@ -388,7 +388,7 @@ Dequantise dequantiser(WType type) {
   return nullptr;
 }
 
-// ---- from one tile to a range of panels and rows -------------------------------------------------
+// ---- from one tile to a range of panels and rows ------------------------------------------------
 
 // What a tile is computed from: everything but its size.
 struct Job {
@@ -509,7 +509,14 @@ void run(const PackedWeight& w, const Acts& acts, const Range& want, float* out,
 
 uint32_t linear_needs(WType type, bool fp32) {
   if (fp32 || type == WType::F32 || type == WType::F16) return ACT_F32;
-  return type == WType::BF16 ? ACT_BF16 : ACT_A8;
+  switch (type) {
+    case WType::BF16: return ACT_BF16;
+    case WType::Q4_0: return ACT_A8 | ACT_N8;
+    case WType::Q5_0: return ACT_A8 | ACT_N16;
+    case WType::Q8_0: return ACT_A8 | ACT_N128;
+    case WType::Q6_K: return ACT_A8 | ACT_N32;
+    default: return ACT_A8 | ACT_S;
+  }
 }
 
 void linear(const PackedWeight& w, int64_t panel0, int64_t panel1, const Acts& acts, int64_t row0,
@@ -532,7 +539,7 @@ void linear(const PackedWeight& w, int64_t panel0, int64_t panel1, const Acts& a
   }
 }
 
-// ---- preparing a row -----------------------------------------------------------------------------
+// ---- preparing a row ----------------------------------------------------------------------------
 
 // x[0..31] to int8 by round to nearest of x * (127 / amax); d = amax / 127. Magnitudes compare as
 // integers, so that NaN counts as the largest. Below 2^-100 the inverse would leave float's range
@@ -540,24 +547,28 @@ void linear(const PackedWeight& w, int64_t panel0, int64_t panel1, const Acts& a
 OCTAVO_INLINE void quantise_block(const Acts& a, int64_t group, int64_t b, int64_t r, F x0, F x1) {
   const I magnitude = set1(int32_t{0x7fffffff});
   const I top = max(and_(bitcast_i(x0), magnitude), and_(bitcast_i(x1), magnitude));
-  const bool finite = !any(gt(top, set1(int32_t{0x7f7fffff})));
-  const float amax = finite ? hmax(bitcast_f(top)) : 0.0f;
-  const bool zero = !(amax >= 7.9e-31f);
-  const F inverse = set1(zero ? 0.0f : 127.0f / amax);
-  const F keep0 = finite ? x0 : zero_f(), keep1 = finite ? x1 : zero_f();
-  const I q0 = to_i32(mul(keep0, inverse)), q1 = to_i32(mul(keep1, inverse));
-  const int32_t sum0 = hsum(q0), sum1 = hsum(q1), sum = sum0 + sum1;
-  const float d = !finite ? __builtin_nanf("") : zero ? 0.0f : amax * (1.0f / 127.0f);
+  const float amax = hmax(bitcast_f(top));
+  float inverse = amax >= 7.9e-31f ? 127.0f / amax : 0.0f;
+  float d = amax >= 7.9e-31f ? amax * (1.0f / 127.0f) : 0.0f;
+  if (__builtin_expect(any(gt(top, set1(int32_t{0x7f7fffff}))), 0)) {
+    x0 = x1 = zero_f();
+    inverse = 0.0f;
+    d = __builtin_nanf("");
+  }
   const int64_t at = (group * a.blocks + b) * a.group + r;
-  store_i8(a.q + at * 32, q0);
-  store_i8(a.q + at * 32 + 16, q1);
+  const Sums halves = store_i8_sums(a.q + at * 32, to_i32(mul(x0, set1(inverse))),
+                                    to_i32(mul(x1, set1(inverse))));
+  const int32_t sum = halves.first + halves.second;
   a.d[at] = d;
-  a.s[at] = d * static_cast<float>(sum);
-  a.n8[at] = -8 * sum;
-  a.n16[at] = -16 * sum;
-  a.n128[at] = -128 * sum;
-  a.n32[(group * a.blocks + b) * 2 * a.group + r] = -32 * sum0;
-  a.n32[((group * a.blocks + b) * 2 + 1) * a.group + r] = -32 * sum1;
+  if (a.s != nullptr) a.s[at] = d * static_cast<float>(sum);
+  if (a.n8 != nullptr) a.n8[at] = -8 * sum;
+  if (a.n16 != nullptr) a.n16[at] = -16 * sum;
+  if (a.n128 != nullptr) a.n128[at] = -128 * sum;
+  if (a.n32 != nullptr) {
+    int32_t* n = a.n32 + (group * a.blocks + b) * 2 * a.group + r;
+    n[0] = -32 * halves.first;
+    n[a.group] = -32 * halves.second;
+  }
 }
 
 void prepare(const Acts& a, int64_t row, const float* x) {

@@ -20,11 +20,11 @@ size_t lay_out(Acts& a, uint8_t* mem) {
   const bool a8 = a.needs & ACT_A8;
   plane(a.q, blocks * 32, a8);
   plane(a.d, blocks, a8);
-  plane(a.s, blocks, a8);
-  plane(a.n8, blocks, a8);
-  plane(a.n16, blocks, a8);
-  plane(a.n128, blocks, a8);
-  plane(a.n32, blocks * 2, a8);
+  plane(a.s, blocks, a.needs & ACT_S);
+  plane(a.n8, blocks, a.needs & ACT_N8);
+  plane(a.n16, blocks, a.needs & ACT_N16);
+  plane(a.n128, blocks, a.needs & ACT_N128);
+  plane(a.n32, blocks * 2, a.needs & ACT_N32);
   plane(a.h, blocks * 32, a.needs & ACT_BF16);
   plane(a.f, blocks * 32, a.needs & ACT_F32);
   return at;

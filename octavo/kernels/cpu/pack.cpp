@@ -51,7 +51,7 @@ const TypeInfo& info(WType type) {
 // Where the d of Q6_K's super-blocks end and its super-blocks begin.
 constexpr size_t q6k_head(int64_t k) { return size_t(k / SUPER * 32 + 63) / 64 * 64; }
 
-// ---- blocks of 16 channels x 32 k, as bytes, to and from vectors ---------------------------------
+// ---- blocks of 16 channels x 32 k, as bytes, to and from vectors --------------------------------
 
 using Quants = uint8_t[16][BLOCK];
 
@@ -120,7 +120,7 @@ void take_bytes(const uint8_t* in, Quants& q) {
     for (int c = 0; c < 16; ++c) std::memcpy(&q[c][4 * j], in + 64 * j + 4 * c, 4);
 }
 
-// ---- file blocks to and from unsigned quants -----------------------------------------------------
+// ---- file blocks to and from unsigned quants ----------------------------------------------------
 
 // d[, m][, qh], qs: the blocks of 32 that predate K-quants. Offsets of their parts in the file.
 struct Legacy {
@@ -220,7 +220,7 @@ void write_q6k(const uint8_t* q, int b, uint8_t* out) {
   }
 }
 
-// ---- panels --------------------------------------------------------------------------------------
+// ---- panels -------------------------------------------------------------------------------------
 
 // The 16 rows of a panel in the file; null beyond the last.
 struct Rows {
@@ -321,7 +321,7 @@ void pack_panel(const Source& s, const Rows& rows, uint8_t* out) {
   }
 }
 
-// ---- back again ----------------------------------------------------------------------------------
+// ---- back again ---------------------------------------------------------------------------------
 
 // Channel c's row of a panel; `count` of the 16 are real.
 struct Target {
@@ -415,7 +415,7 @@ void unpack_panel(const PackedWeight& w, const uint8_t* in, const Target& target
   }
 }
 
-// ---- memory --------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 constexpr size_t HUGE_PAGE = size_t(2) << 20;
 constexpr size_t SLAB = size_t(32) << 20;

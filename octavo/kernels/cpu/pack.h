@@ -1,4 +1,4 @@
-// P16: weights laid out in panels of 16 output channels, in exactly the order the kernels read them.
+// P16: weights laid out in panels of 16 output channels, in the very order the kernels read them.
 //
 // A block is 16 channels x 32 k. Its quants are zmm vectors whose byte 4c + t is channel c, element
 // 4j + t (a "quad" j). Nibbles: vector j < 4 has quad j low, quad j + 4 high. Everything is stored

@@ -243,6 +243,19 @@ OCTAVO_INLINE void store_i8(int8_t* p, I x) {
                    _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
 }
 
+struct Sums { int32_t first, second; };
+// Bytes made unsigned, so that the sums of absolute differences from 0 are plain sums.
+OCTAVO_INLINE Sums store_i8_sums(int8_t* p, I x, I y) {
+  const __m256i w = _mm256_packs_epi16(_mm256_packs_epi32(x.a, x.b), _mm256_packs_epi32(y.a, y.b));
+  const __m256i q = _mm256_permutevar8x32_epi32(w, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  store256(p, q);
+  const __m256i s = _mm256_sad_epu8(_mm256_xor_si256(q, _mm256_set1_epi8(-128)),
+                                    _mm256_setzero_si256());
+  const __m128i a = _mm256_castsi256_si128(s), b = _mm256_extracti128_si256(s, 1);
+  const __m128i t = _mm_add_epi32(_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b));
+  return {_mm_cvtsi128_si32(t) - 2048, _mm_extract_epi32(t, 2) - 2048};
+}
+
 // 2^(n/2) twice: one factor alone would leave the range of exponents before the product does.
 OCTAVO_INLINE __m256 scale_exp2(__m256 p, __m256 n) {
   const __m256i i = _mm256_cvtps_epi32(n), bias = _mm256_set1_epi32(127);

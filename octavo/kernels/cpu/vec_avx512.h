@@ -18,6 +18,7 @@
 //   load_f16(p) load_bf16(p)            16 halves -> F;  load_f16_n, load_bf16_n: first n
 //   store_bf16(p, F)  store_bf16_n(p, F, n)   round to nearest even, NaN stays NaN
 //   load_i8(p) load_u8(p) -> I          store_i8(p, I) saturates
+//   store_i8_sums(p, I a, I b)          both, saturated, to p[0..31]; {first, second}: their sums
 //   exp_(F)                             relative error <= 2e-7; exp(-inf) = 0, exp(NaN) = NaN
 //   dot_u8s8(I acc, B w, quad)          lane i: acc + sum over j<4 of u8 w[4i+j] * s8 quad[j],
 //                                       exact in int32; quad is const int8_t* or its int32
@@ -190,6 +191,21 @@ OCTAVO_INLINE I load_u8(const uint8_t* p) {
 }
 OCTAVO_INLINE void store_i8(int8_t* p, I a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v));
+}
+
+struct Sums { int32_t first, second; };
+// Bytes made unsigned, so that the sums of absolute differences from 0 are plain sums.
+OCTAVO_INLINE Sums sums_i8(__m256i q) {
+  const __m256i x = _mm256_xor_si256(q, _mm256_set1_epi8(-128));
+  const __m256i s = _mm256_sad_epu8(x, _mm256_setzero_si256());
+  const __m128i a = _mm256_castsi256_si128(s), b = _mm256_extracti128_si256(s, 1);
+  const __m128i t = _mm_add_epi32(_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b));
+  return {_mm_cvtsi128_si32(t) - 2048, _mm_extract_epi32(t, 2) - 2048};
+}
+OCTAVO_INLINE Sums store_i8_sums(int8_t* p, I a, I b) {
+  const __m256i q = _mm256_set_m128i(_mm512_cvtsepi32_epi8(b.v), _mm512_cvtsepi32_epi8(a.v));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), q);
+  return sums_i8(q);
 }
 
 // exp(x) = 2^n * p(r), r = x - n ln 2 in two steps, p of degree 5 with p(0) = 1.

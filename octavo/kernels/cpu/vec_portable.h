@@ -253,6 +253,18 @@ OCTAVO_INLINE void store_i8(int8_t* p, I x) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(t[i]);
 }
 
+struct Sums { int32_t first, second; };
+OCTAVO_INLINE Sums store_i8_sums(int8_t* p, I x, I y) {
+  store_i8(p, x);
+  store_i8(p + 16, y);
+  Sums s = {0, 0};
+  for (int i = 0; i < 16; ++i) {
+    s.first += p[i];
+    s.second += p[i + 16];
+  }
+  return s;
+}
+
 // 2^(n/2) twice: one factor alone would leave the range of exponents before the product does.
 OCTAVO_INLINE F scale_exp2(F p, F n) {
   const I i = to_i32(n), half = shr<1>(i), rest = sub(i, half);
