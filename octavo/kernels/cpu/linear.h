@@ -22,7 +22,7 @@ struct Acts {
   int32_t* n8;      // ACT_N8: -8 * sum(q); likewise -16 and -128
   int32_t* n16;
   int32_t* n128;
-  int32_t* n32;     // ACT_N32: [groups][blocks][2][group]: -32 * the sum of either half of the block
+  int32_t* n32;     // ACT_N32: [groups][blocks][2][group]: -32 * the sum of each half block
   uint16_t* h;      // ACT_BF16: [groups][blocks][group][32] bf16
   float* f;         // ACT_F32: likewise floats
 };
