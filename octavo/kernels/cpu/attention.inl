@@ -28,13 +28,19 @@ struct Full {
   OCTAVO_INLINE F dot(F acc, const T* kv, const T* x) { return fma(load(kv), set1(*x), acc); }
 };
 
-// Scores of one block: s[r][0..32). K is [dim/PAIR][32][PAIR].
+// Scores of one block: s[r][0..32). K is [dim/PAIR][32][PAIR]. `ahead`: the K and V that come next.
+// Few rows wait for memory: each line of theirs is asked for while a line of this K is multiplied.
 template <class P, int R>
-void block_scores(const typename P::T* q, const typename P::T* k, int64_t dim, float* s) {
+void block_scores(const typename P::T* q, const typename P::T* k, int64_t dim, float* s,
+                  const typename P::T* ahead) {
   F acc[R][2];
   for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = zero_f();
   for (int64_t d = 0; d < dim; d += P::PAIR) {
     const typename P::T* kd = k + d * KV_BLOCK;
+    if (R <= 8) {
+      const auto* line = reinterpret_cast<const uint8_t*>(ahead + 2 * d * KV_BLOCK);
+      for (int i = 0; i < 4; ++i) __builtin_prefetch(line + 64 * i, 0, 2);
+    }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       acc[r][0] = P::dot(acc[r][0], kd, q + r * 256 + d);
@@ -129,8 +135,9 @@ struct ScoreRows {
   const typename P::T* k;
   int64_t dim;
   float* s;
+  const typename P::T* ahead;
   template <int R>
-  void run(int r) const { block_scores<P, R>(q + r * 256, k, dim, s + r * KV_SPLIT); }
+  void run(int r) const { block_scores<P, R>(q + r * 256, k, dim, s + r * KV_SPLIT, ahead); }
 };
 
 template <class P>
@@ -229,11 +236,12 @@ void attend_split(const AttendArgs& a, int64_t row0, int rows, int64_t split, At
   const int64_t thi = clamp(last + 1 - base, 0, KV_SPLIT);
   Values<T> v{{}, a.dim, tlo, thi};
   for (int64_t b = tlo / KV_BLOCK; b * KV_BLOCK < thi; ++b) {
-    const int64_t id = a.table[base / KV_BLOCK + b];
-    const T* k = reinterpret_cast<const T*>(a.kv + id * a.block_bytes);
+    const int64_t at = base / KV_BLOCK + b, next = at < last / KV_BLOCK ? at + 1 : at;
+    const T* k = reinterpret_cast<const T*>(a.kv + a.table[at] * a.block_bytes);
+    const T* ahead = reinterpret_cast<const T*>(a.kv + a.table[next] * a.block_bytes);
     v.block[b] = k + a.dim * KV_BLOCK;
     cover_rows(rows, ScoreRows<P>{reinterpret_cast<const T*>(x.q), k, a.dim,
-                                  &x.scores[0][b * KV_BLOCK]});
+                                  &x.scores[0][b * KV_BLOCK], ahead});
   }
   T* p = reinterpret_cast<T*>(x.p);
   for (int r = 0; r < rows; ++r) {
