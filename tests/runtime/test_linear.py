@@ -49,17 +49,20 @@ def test_products_match_float64(name: str, isa: str) -> None:
             # One product of two bf16 has their full error; averages do not.
             assert error(y, exact) <= (GATE[name] if k > 1 else 1e-2)
             assert error(_cpu.linear(handle, x, isa, fp32=True), exact) <= 1e-5
+            if name in QUANTISED:
+                assert error(_cpu.linear(handle, x, isa, pair=True), exact) <= 6e-5
 
 
+@pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", QUANTISED)
-def test_products_of_the_quantised_activations_are_exact(name: str, isa: str) -> None:
+def test_products_of_the_quantised_activations_are_exact(name: str, isa: str, pair: bool) -> None:
     k = max(group(name) * 2, 576 // group(name) * group(name))
     handle, w = weights(name, 48, k)
     x = tokens(9, k)
-    q, d = _cpu.quantise(x, isa)
+    q, d = _cpu.quantise(x, isa, pair)
     exact = (q * np.repeat(d, 32, axis=1).astype(np.float64)) @ w.astype(np.float64).T
-    assert error(_cpu.linear(handle, x, isa), exact) <= 1e-5
+    assert error(_cpu.linear(handle, x, isa, pair=pair), exact) <= 1e-5
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -77,31 +80,44 @@ def test_quantising_rounds_to_nearest_of_the_largest(isa: str) -> None:
     assert all((_cpu.quantise(x, other)[0] == q).all() for other in ISAS)
 
 
-@pytest.mark.parametrize("fp32", [False, True])
+@pytest.mark.parametrize("isa", ISAS)
+def test_pairs_are_a_255th_as_far_from_what_they_stand_for(isa: str) -> None:
+    x = tokens(7, 160)
+    q, d = _cpu.quantise(x, isa, True)
+    blocks = x.reshape(7, 5, 32)
+    np.testing.assert_allclose(d, np.abs(blocks).max(axis=2) / 127 / 256, rtol=3e-7)
+    # Rounding leaves half a step, saturating at most one more where it left half of the coarse one.
+    assert np.abs(q.reshape(7, 5, 32) - blocks / d[..., None]).max() <= 1.01
+    assert all((_cpu.quantise(x, other, True)[0] == q).all() for other in ISAS)
+
+
+@pytest.mark.parametrize("mode", [{}, {"fp32": True}, {"pair": True}], ids=["int8", "fp32", "pair"])
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", TYPES)
-def test_a_row_has_the_same_bits_in_any_company(name: str, isa: str, fp32: bool) -> None:
+def test_a_row_has_the_same_bits_in_any_company(name: str, isa: str, mode: dict[str, bool]) -> None:
     k = 256 if group(name) == 256 else 96
     handle, _ = weights(name, 90, k)
     x = tokens(40, k)
-    alone = np.concatenate([_cpu.linear(handle, x[i : i + 1], isa, fp32) for i in range(40)])
+    alone = np.concatenate([_cpu.linear(handle, x[i : i + 1], isa, **mode) for i in range(40)])
     for t in (2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 23, 31, 40):
-        assert (_cpu.linear(handle, x[:t], isa, fp32) == alone[:t]).all()
-    for p0, p1, r0, r1 in ((0, 1, 0, 40), (1, 6, 3, 21), (2, 5, 7, 8), (5, 6, 9, 40)):
-        y = _cpu.linear(handle, x, isa, fp32, (p0, p1, r0, r1))
+        assert (_cpu.linear(handle, x[:t], isa, **mode) == alone[:t]).all()
+    for part in ((0, 1, 0, 40), (1, 6, 3, 21), (2, 5, 7, 8), (5, 6, 9, 40)):
+        p0, p1, r0, r1 = part
+        y = _cpu.linear(handle, x, isa, part=part, **mode)
         assert (y == alone[r0:r1, p0 * 16 : p1 * 16]).all()
 
 
+@pytest.mark.parametrize("pair", [False, True])
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", TYPES)
-def test_a_poisoned_row_poisons_itself_alone(name: str, isa: str) -> None:
+def test_a_poisoned_row_poisons_itself_alone(name: str, isa: str, pair: bool) -> None:
     k = 512
     handle, _ = weights(name, 20, k)
     x = tokens(9, k)
-    clean = _cpu.linear(handle, x, isa)
+    clean = _cpu.linear(handle, x, isa, pair=pair)
     for bad in (np.nan, np.inf, -np.inf):
         x[4, 77] = bad
-        y = _cpu.linear(handle, x, isa)
+        y = _cpu.linear(handle, x, isa, pair=pair)
         others = [i for i in range(9) if i != 4]
         assert (y[others] == clean[others]).all()
         assert not np.isfinite(y[4]).any()
@@ -136,3 +152,5 @@ def test_extreme_quants_do_not_saturate(name: str) -> None:
         for isa in ISAS:
             exact = x @ w.T
             np.testing.assert_allclose(_cpu.linear(handle, x, isa), exact, rtol=2e-5, atol=1e-4)
+            pairs = _cpu.linear(handle, x * np.float32(0.999), isa, pair=True)
+            np.testing.assert_allclose(pairs, exact * 0.999, rtol=1e-4, atol=1e-4)

@@ -88,7 +88,7 @@ struct ActsMemory {
 
 
 Floats multiply(const Packed& p, Matrix x, const std::string& isa, bool fp32,
-                std::optional<std::tuple<int64_t, int64_t, int64_t, int64_t>> part) {
+                std::optional<std::tuple<int64_t, int64_t, int64_t, int64_t>> part, bool pair) {
   const PackedWeight& w = p.weight;
   const LinearTable& t = table(isa);
   const int64_t rows = static_cast<int64_t>(x.shape(0));
@@ -102,7 +102,7 @@ Floats multiply(const Packed& p, Matrix x, const std::string& isa, bool fp32,
   float* out = new float[static_cast<size_t>((r1 - r0) * n)];
   {
     nb::gil_scoped_release release;
-    ActsMemory m(rows, w.k, t.needs(w.type, fp32));
+    ActsMemory m(rows, w.k, t.needs(w.type, fp32) | (pair ? ACT_PAIR : 0));
     for (int64_t r = 0; r < rows; ++r) t.prepare(m.acts, r, x.data() + r * w.k);
     t.linear(w, p0, p1, m.acts, r0, r1, full, ld, fp32);
     for (int64_t r = 0; r < r1 - r0; ++r)
@@ -112,13 +112,13 @@ Floats multiply(const Packed& p, Matrix x, const std::string& isa, bool fp32,
   return array2(out, r1 - r0, n);
 }
 
-// The int8 form of x: quants [rows, k] and scales [rows, ceil(k / 32)].
-nb::tuple quantise(Matrix x, const std::string& isa) {
+// The int8 form of x, or that of pairs: quants [rows, k] and scales [rows, ceil(k / 32)].
+nb::tuple quantise(Matrix x, const std::string& isa, bool pair) {
   const LinearTable& t = table(isa);
   const int64_t rows = static_cast<int64_t>(x.shape(0)), k = static_cast<int64_t>(x.shape(1));
   const int64_t blocks = (k + 31) / 32;
-  ActsMemory m(rows, k, ACT_A8);
-  int8_t* q = new int8_t[static_cast<size_t>(rows * k)];
+  ActsMemory m(rows, k, ACT_A8 | (pair ? ACT_PAIR : 0));
+  int32_t* q = new int32_t[static_cast<size_t>(rows * k)];
   float* d = new float[static_cast<size_t>(rows * blocks)];
   const Acts& a = m.acts;
   for (int64_t r = 0; r < rows; ++r) {
@@ -127,7 +127,8 @@ nb::tuple quantise(Matrix x, const std::string& isa) {
       const int64_t at = (r / a.group * a.blocks + b) * a.group + r % a.group;
       d[r * blocks + b] = a.d[at];
       for (int64_t i = b * 32; i < std::min(k, b * 32 + 32); ++i)
-        q[r * k + i] = a.q[at * 32 + i % 32];
+        q[r * k + i] = pair ? 256 * a.q[at * 64 + i % 32] + a.q[at * 64 + 32 + i % 32]
+                            : a.q[at * 32 + i % 32];
     }
   }
   return nb::make_tuple(array2(q, rows, k), array2(d, rows, blocks));
@@ -170,12 +171,12 @@ std::vector<double> time_shares(const PackedWeight& w, int64_t panels, int threa
 }
 
 std::vector<double> time_linear(const Packed& p, int64_t rows, int64_t panels, int threads,
-                                double seconds, const std::string& isa) {
+                                double seconds, const std::string& isa, bool pair) {
   const PackedWeight& w = p.weight;
   const LinearTable& t = table(isa);
   if (rows < 1) throw nb::value_error("no rows");
   nb::gil_scoped_release release;
-  ActsMemory m(rows, w.k, t.needs(w.type, false));
+  ActsMemory m(rows, w.k, t.needs(w.type, false) | (pair ? ACT_PAIR : 0));
   std::vector<float> x(static_cast<size_t>(w.k));
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7 % 31) - 15.0f;
   for (int64_t r = 0; r < rows; ++r) t.prepare(m.acts, r, x.data());
@@ -214,16 +215,16 @@ void bind_linear(nb::module_& m) {
         "Raises ValueError for a type or a width that cannot be packed, naming it.");
   m.def("unpack", &unpack_rows, "weight"_a, "The rows in the format of their file.");
   m.def("linear", &multiply, "weight"_a, "x"_a, "isa"_a = "auto", "fp32"_a = false,
-        "part"_a = nb::none(),
+        "part"_a = nb::none(), "pair"_a = false,
         "x [T, k] times the weight's rows: float32 [T, n]. part = (panel0, panel1, row0, row1)\n"
-        "computes only these; one thread.");
+        "computes only these; pair: int8 activations are pairs. One thread.");
   m.def("time_linear", &time_linear, "weight"_a, "rows"_a, "panels"_a, "threads"_a = 1,
-        "seconds"_a = 0.1, "isa"_a = "auto",
+        "seconds"_a = 0.1, "isa"_a = "auto", "pair"_a = false,
         "For benches: seconds that each of `threads` threads takes to multiply `rows` rows by\n"
         "`panels` panels, going round its own share of the weight.");
   m.def("time_reads", &time_reads, "weight"_a, "panels"_a, "threads"_a = 1, "seconds"_a = 0.1,
         "isa"_a = "auto", "Its ceiling: the same to only read the panels.");
-  m.def("quantise", &quantise, "x"_a, "isa"_a = "auto",
+  m.def("quantise", &quantise, "x"_a, "isa"_a = "auto", "pair"_a = false,
         "x as the int8 products see it: quants [T, k] and scales [T, ceil(k / 32)].");
   m.def("embed_row", &embed, "weight"_a, "id"_a, "scale"_a = 1.0f, "isa"_a = "auto",
         "Row `id` dequantised and scaled, float32 [1, k].");

@@ -12,11 +12,13 @@ namespace octavo {
 // weights' offsets and minima need. Rows are interleaved `group` at a time in blocks of 32 values,
 // so that a tile of rows reads consecutive bytes: element i of block b of row r is at
 // ((r / group * blocks + b) * group + r % group) * 32 + i.
+// With ACT_PAIR a value is two bytes, d * (256 * q[i] + q[32 + i]) with d = amax / 127 / 256: 15 bits
+// and a sign, for 9/5 of the time (19/11 where weights have minima). Sums are of 256 * q + q' then.
 // A block that holds a NaN or an infinity becomes d = NaN: its row's outputs are NaN, no other's.
 struct Acts {
   int64_t rows, k, blocks, group;
   uint32_t needs;
-  int8_t* q;        // ACT_A8 from here: [groups][blocks][group][32]
+  int8_t* q;        // ACT_A8 from here: [groups][blocks][group][32], or [64] with ACT_PAIR
   float* d;         // [groups][blocks][group]
   float* s;         // ACT_S: d * sum(q)
   int32_t* n8;      // ACT_N8: -8 * sum(q); likewise -16 and -128
@@ -27,8 +29,10 @@ struct Acts {
   float* f;         // ACT_F32: likewise floats
 };
 
-// Which of ACT_A8's sums are wanted, beside ActNeeds.
+// Beside ActNeeds: which of ACT_A8's sums are wanted; whether its values are pairs, which is the
+// caller's choice: `needs` never says so, and `linear` reads either.
 constexpr uint32_t ACT_S = 256, ACT_N8 = 512, ACT_N16 = 1024, ACT_N128 = 2048, ACT_N32 = 4096;
+constexpr uint32_t ACT_PAIR = 8192;
 
 constexpr int64_t MAX_GROUP = 16;
 

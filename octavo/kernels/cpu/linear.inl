@@ -175,7 +175,7 @@ OCTAVO_INLINE T* plane_at(T* plane, const Acts& a, int64_t row, int64_t per_bloc
 
 OCTAVO_INLINE View view(const Acts& a, int64_t row, Offset offset) {
   View v = {};
-  v.q = plane_at(a.q, a, row, 32);
+  v.q = plane_at(a.q, a, row, a.needs & ACT_PAIR ? 64 : 32);
   v.d = plane_at(a.d, a, row, 1);
   v.s = plane_at(a.s, a, row, 1);
   v.n = offset == EIGHT ? plane_at(a.n8, a, row, 1)
@@ -198,53 +198,78 @@ OCTAVO_INLINE I dot(I acc, B w, const int8_t* quad) {
   return dot_u7s8(acc, w, quad);
 }
 
-// The integer part of row r's block. One row alone would wait for each product: it has two chains,
-// whose sum is the same integer.
+// One chain of integer products for each of up to 4 rows, whose quants are 32 or 64 bytes apart.
 template <class T, int R>
-OCTAVO_INLINE void dot_rows(const Block& x, int from, int to, const int8_t* q, int r0, I* acc) {
-  constexpr int G = R < 4 ? R : 4;
+OCTAVO_INLINE void dot_rows(const Block& x, int from, int to, const int8_t* q, int64_t row_bytes,
+                            I* acc) {
   OCTAVO_UNROLL_QUADS
   for (int j = from; j < to; ++j)
 #pragma GCC unroll 4
-    for (int r = 0; r < G; ++r)
-      if (r0 + r < R) acc[r] = dot<T>(acc[r], x.w[j], q + (r0 + r) * 32 + 4 * j);
+    for (int r = 0; r < R; ++r) acc[r] = dot<T>(acc[r], x.w[j], q + r * row_bytes + 4 * j);
 }
 
-template <class T, int R>
-OCTAVO_INLINE void quant_block(const Block& x, const View& a, int64_t b, F* f) {
-  const int8_t* q = a.q + b * a.group * 32;
-  const float* d = a.d + b * a.group;
-  const float* s = a.s + b * a.group;
-  const int32_t* n = a.n + b * a.group * (T::kOffset == SPLIT ? 2 : 1);
+// Sums over the quads from..to of (weight - offset) * activation for up to 4 rows. A row alone would
+// wait for each product: it has two chains, whose sum is the same integer.
+template <class T, int R, bool PAIR>
+OCTAVO_INLINE void integer_part(const Block& x, int from, int to, const int8_t* q,
+                                const int32_t* n, I* sum) {
+  constexpr int64_t row_bytes = PAIR ? 64 : 32;
+  I more[4];
 #pragma GCC unroll 4
-  for (int r0 = 0; r0 < R; r0 += 4) {
-    I acc[4], acc2[4];
+  for (int r = 0; r < R; ++r) {
+    sum[r] = T::kOffset == NONE ? zero_i() : set1(n[r]);
+    more[r] = zero_i();
+  }
+  if constexpr (PAIR) {
+    dot_rows<T, R>(x, from, to, q, row_bytes, more);
+    dot_rows<T, R>(x, from, to, q + 32, row_bytes, sum);
+  } else if constexpr (R == 1) {
+    dot_rows<T, R>(x, from, (from + to) / 2, q, row_bytes, sum);
+    dot_rows<T, R>(x, (from + to) / 2, to, q, row_bytes, more);
+  } else {
+    dot_rows<T, R>(x, from, to, q, row_bytes, sum);
+  }
 #pragma GCC unroll 4
-    for (int r = 0; r < 4; ++r) {
-      if (r0 + r >= R) continue;
-      acc[r] = T::kOffset == NONE ? zero_i() : set1(n[r0 + r]);
-      acc2[r] = T::kOffset == SPLIT ? set1(n[a.group + r0 + r]) : zero_i();
-    }
-    constexpr bool two = R == 1 || T::kOffset == SPLIT;
-    dot_rows<T, R>(x, 0, two ? 4 : 8, q, r0, acc);
-    if (two) dot_rows<T, R>(x, 4, 8, q, r0, acc2);
-#pragma GCC unroll 4
-    for (int r = 0; r < 4; ++r) {
-      const int i = r0 + r;
-      if (i >= R) continue;
-      if constexpr (T::kOffset == SPLIT) {
-        const F half = fma(to_f32(acc2[r]), x.d2, mul(to_f32(acc[r]), x.d));
-        f[i] = fma(half, set1(d[i]), f[i]);
-      } else {
-        const I sum = two ? add(acc[r], acc2[r]) : acc[r];
-        f[i] = fma(to_f32(sum), mul(x.d, set1(d[i])), f[i]);
-        if constexpr (T::kHasMin) f[i] = fma(x.m, set1(s[i]), f[i]);
-      }
-    }
+  for (int r = 0; r < R; ++r) {
+    if constexpr (PAIR) sum[r] = add(shl<8>(more[r]), sum[r]);
+    else if constexpr (R == 1) sum[r] = add(sum[r], more[r]);
   }
 }
 
-template <class T, int R>
+// Adds one block's part to the sums of up to 4 rows.
+template <class T, int R, bool PAIR>
+OCTAVO_INLINE void quant_rows(const Block& x, const View& a, int64_t b, int64_t r0, F* f) {
+  const int8_t* q = a.q + (b * a.group + r0) * (PAIR ? 64 : 32);
+  const float* d = a.d + b * a.group + r0;
+  const float* s = a.s + b * a.group + r0;
+  const int32_t* n = a.n + b * a.group * (T::kOffset == SPLIT ? 2 : 1) + r0;
+  I sum[4];
+  if constexpr (T::kOffset == SPLIT) {
+    F part[4];
+    integer_part<T, R, PAIR>(x, 0, 4, q, n, sum);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) part[r] = mul(to_f32(sum[r]), x.d);
+    integer_part<T, R, PAIR>(x, 4, 8, q, n + a.group, sum);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) f[r] = fma(fma(to_f32(sum[r]), x.d2, part[r]), set1(d[r]), f[r]);
+    return;
+  }
+  integer_part<T, R, PAIR>(x, 0, 8, q, n, sum);
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    f[r] = fma(to_f32(sum[r]), mul(x.d, set1(d[r])), f[r]);
+    if constexpr (T::kHasMin) f[r] = fma(x.m, set1(s[r]), f[r]);
+  }
+}
+
+template <class T, int R, bool PAIR>
+OCTAVO_INLINE void quant_block(const Block& x, const View& a, int64_t b, F* f) {
+#pragma GCC unroll 4
+  for (int r = 0; r + 4 <= R; r += 4) quant_rows<T, 4, PAIR>(x, a, b, r, f + r);
+  if constexpr (R % 4 != 0) quant_rows<T, R % 4, PAIR>(x, a, b, R / 4 * 4, f + R / 4 * 4);
+}
+
+template <class T, int R, bool PAIR>
 void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
   F f[R];
 #pragma GCC unroll 16
@@ -258,8 +283,8 @@ void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
       const uint8_t* at = unit.at + h * lines * 64;
 #pragma GCC unroll 16
       for (int64_t i = 0; i < lines; ++i)
-        fetch<R, T::kFewRows>(at, i);
-      quant_block<T, R>(T::block(unit, h), a, u * T::kBlocks + h, f);
+        fetch<PAIR ? 2 * R : R, T::kFewRows>(at, i);
+      quant_block<T, R, PAIR>(T::block(unit, h), a, u * T::kBlocks + h, f);
     }
   }
 #pragma GCC unroll 16
@@ -398,16 +423,16 @@ struct Job {
   int64_t ld;
 };
 
-template <class T>
+template <class T, bool PAIR>
 struct QuantKernel {
   static constexpr Offset kOffset = T::kOffset;
   static constexpr int64_t kChunk = 1;  // panels that all tiles of rows pass before the next
-  static constexpr int kRows = kTileRows;
+  static constexpr int kRows = PAIR && kTileRows > 8 ? 8 : kTileRows;
   template <int R>
   static constexpr int kPanels = 1;
   template <int R, int P>
   OCTAVO_INLINE void run(const Job& j, const uint8_t* panel) {
-    quant_tile<T, R>(panel, j.a, j.out, j.ld);
+    quant_tile<T, R, PAIR>(panel, j.a, j.out, j.ld);
   }
 };
 
@@ -507,6 +532,13 @@ void run(const PackedWeight& w, const Acts& acts, const Range& want, float* out,
   }
 }
 
+template <class T>
+void run_quant(const PackedWeight& w, const Acts& acts, const Range& want, float* out,
+               int64_t ld) {
+  if (acts.needs & ACT_PAIR) return run<QuantKernel<T, true>>(w, acts, want, out, ld);
+  run<QuantKernel<T, false>>(w, acts, want, out, ld);
+}
+
 uint32_t linear_needs(WType type, bool fp32) {
   if (fp32 || type == WType::F32 || type == WType::F16) return ACT_F32;
   switch (type) {
@@ -528,14 +560,14 @@ void linear(const PackedWeight& w, int64_t panel0, int64_t panel1, const Acts& a
     case WType::F32: return run<FloatKernel<Float32>>(w, acts, want, out, ld);
     case WType::F16: return run<FloatKernel<Float16>>(w, acts, want, out, ld);
     case WType::BF16: return run<FloatKernel<BFloat16>>(w, acts, want, out, ld);
-    case WType::Q4_0: return run<QuantKernel<Q4_0>>(w, acts, want, out, ld);
-    case WType::Q4_1: return run<QuantKernel<Q4_1>>(w, acts, want, out, ld);
-    case WType::Q5_0: return run<QuantKernel<Q5_0>>(w, acts, want, out, ld);
-    case WType::Q5_1: return run<QuantKernel<Q5_1>>(w, acts, want, out, ld);
-    case WType::Q8_0: return run<QuantKernel<Q8_0>>(w, acts, want, out, ld);
-    case WType::Q4_K: return run<QuantKernel<Q4_K>>(w, acts, want, out, ld);
-    case WType::Q5_K: return run<QuantKernel<Q5_K>>(w, acts, want, out, ld);
-    case WType::Q6_K: return run<QuantKernel<Q6_K>>(w, acts, want, out, ld);
+    case WType::Q4_0: return run_quant<Q4_0>(w, acts, want, out, ld);
+    case WType::Q4_1: return run_quant<Q4_1>(w, acts, want, out, ld);
+    case WType::Q5_0: return run_quant<Q5_0>(w, acts, want, out, ld);
+    case WType::Q5_1: return run_quant<Q5_1>(w, acts, want, out, ld);
+    case WType::Q8_0: return run_quant<Q8_0>(w, acts, want, out, ld);
+    case WType::Q4_K: return run_quant<Q4_K>(w, acts, want, out, ld);
+    case WType::Q5_K: return run_quant<Q5_K>(w, acts, want, out, ld);
+    case WType::Q6_K: return run_quant<Q6_K>(w, acts, want, out, ld);
   }
 }
 
@@ -543,7 +575,8 @@ void linear(const PackedWeight& w, int64_t panel0, int64_t panel1, const Acts& a
 
 // x[0..31] to int8 by round to nearest of x * (127 / amax); d = amax / 127. Magnitudes compare as
 // integers, so that NaN counts as the largest. Below 2^-100 the inverse would leave float's range
-// and the block is zero; with a NaN or an infinity in it, d is NaN and the quants are zero.
+// and the block is zero; with a NaN or an infinity in it, d is NaN and the quants are zero. Of a
+// pair the second is what rounding left, in 256ths (a half is 127 of them: bytes saturate).
 OCTAVO_INLINE void quantise_block(const Acts& a, int64_t group, int64_t b, int64_t r, F x0, F x1) {
   const I magnitude = set1(int32_t{0x7fffffff});
   const I top = max(and_(bitcast_i(x0), magnitude), and_(bitcast_i(x1), magnitude));
@@ -556,8 +589,20 @@ OCTAVO_INLINE void quantise_block(const Acts& a, int64_t group, int64_t b, int64
     d = __builtin_nanf("");
   }
   const int64_t at = (group * a.blocks + b) * a.group + r;
-  const Sums halves = store_i8_sums(a.q + at * 32, to_i32(mul(x0, set1(inverse))),
-                                    to_i32(mul(x1, set1(inverse))));
+  x0 = mul(x0, set1(inverse));
+  x1 = mul(x1, set1(inverse));
+  const I q0 = to_i32(x0), q1 = to_i32(x1);
+  Sums halves;
+  if (a.needs & ACT_PAIR) {
+    const F fine = set1(256.0f);
+    const Sums rest = store_i8_sums(a.q + at * 64 + 32, to_i32(mul(sub(x0, to_f32(q0)), fine)),
+                                    to_i32(mul(sub(x1, to_f32(q1)), fine)));
+    halves = store_i8_sums(a.q + at * 64, q0, q1);
+    halves = {256 * halves.first + rest.first, 256 * halves.second + rest.second};
+    d *= 1.0f / 256.0f;
+  } else {
+    halves = store_i8_sums(a.q + at * 32, q0, q1);
+  }
   const int32_t sum = halves.first + halves.second;
   a.d[at] = d;
   if (a.s != nullptr) a.s[at] = d * static_cast<float>(sum);

@@ -18,7 +18,7 @@ size_t lay_out(Acts& a, uint8_t* mem) {
     if (wanted) at = align64(at + count * sizeof(T));
   };
   const bool a8 = a.needs & ACT_A8;
-  plane(a.q, blocks * 32, a8);
+  plane(a.q, blocks * (a.needs & ACT_PAIR ? 64 : 32), a8);
   plane(a.d, blocks, a8);
   plane(a.s, blocks, a.needs & ACT_S);
   plane(a.n8, blocks, a.needs & ACT_N8);
@@ -35,7 +35,8 @@ Acts shape(int64_t rows, int64_t k, uint32_t needs) {
   a.rows = rows;
   a.k = k;
   a.blocks = (k + 63) / 64 * 2;
-  a.group = rows < 1 ? 1 : rows < MAX_GROUP ? rows : MAX_GROUP;
+  const int64_t most = needs & ACT_PAIR ? MAX_GROUP / 2 : MAX_GROUP;
+  a.group = rows < 1 ? 1 : rows < most ? rows : most;
   a.needs = needs;
   return a;
 }
