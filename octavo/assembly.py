@@ -14,6 +14,7 @@ from typing import Any
 
 import octavo
 from octavo.config import EngineConfig, show_bytes
+from octavo.core.drafter import NoDrafter, PromptLookup
 from octavo.core.engine import Engine
 from octavo.core.executor import Executor
 from octavo.core.policy import Policy, fcfs, priority, static
@@ -125,6 +126,7 @@ def put_together(
         _POLICIES[config.policy](),
         max_waiting=max_waiting,
         prefix_caching=config.prefix_caching,
+        drafter=PromptLookup() if config.speculation == "auto" else NoDrafter(),
     )
     computed = (
         f"{octavo.__version__} {fingerprint} {config.isa} {'fp32' if config.fp32 else 'auto'}"
@@ -166,6 +168,7 @@ def _facts(made: Assembly, path: Path, executor: Any) -> tuple[tuple[str, str], 
         ("compute", f"{config.threads} threads, {config.isa}{mode}"),
         (
             "schedule",
-            f"{config.policy}, prefix cache {'on' if config.prefix_caching else 'off'}",
+            f"{config.policy}, prefix cache {'on' if config.prefix_caching else 'off'}"
+            f", speculation {config.speculation}",
         ),
     )

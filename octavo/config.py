@@ -71,6 +71,9 @@ class EngineConfig:
     max_batch_tokens: int = knob(512, "Most tokens computed in one step (prefill chunk).")
     prefix_caching: bool = knob(True, "Re-use KV blocks of prompts that begin alike.")
     policy: Literal["fcfs", "priority", "static"] = knob("fcfs", "Order of admission.")
+    speculation: Literal["off", "auto"] = knob(
+        "off", "Guess tokens from earlier text and check them: same tokens, sometimes sooner."
+    )
 
     def __post_init__(self) -> None:
         for name in ("kv_memory", "threads", "max_context"):
@@ -85,6 +88,8 @@ class EngineConfig:
             "fcfs, priority or static",
             self.policy,
         )
+        known = self.speculation in ("off", "auto")
+        _need(known, "speculation", "off or auto", self.speculation)
 
 
 @dataclass(frozen=True, slots=True)

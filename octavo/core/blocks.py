@@ -169,6 +169,16 @@ class BlockManager:
                     self._cached[block] = None
         seq.block_table = array("i")
 
+    def trim(self, seq: Sequence, num_tokens: int) -> None:
+        """Give back the blocks beyond num_tokens, which hold only guesses that failed: nobody
+        shares them, and they are in no index."""
+        keep = self.blocks_for(num_tokens)
+        if keep < len(seq.block_table):
+            for block in reversed(seq.block_table[keep:]):
+                self._refs[block] = 0
+                self._free.append(block)
+            seq.block_table = seq.block_table[:keep]
+
     def check(self, live: Iterable[Sequence]) -> None:
         """Law 3, for the sequences that hold blocks. Raises AssertionError naming what broke."""
         seqs = list(live)
@@ -191,7 +201,7 @@ class BlockManager:
         size = self.block_size
         assert seq.num_computed <= seq.num_scheduled <= len(seq.tokens), "counters out of order"
         # One that failed while a step was being filled may have grown; it is in flight.
-        spare = len(seq.block_table) - self.blocks_for(seq.num_scheduled)
+        spare = len(seq.block_table) - self.blocks_for(seq.num_scheduled + len(seq.draft))
         assert spare == 0 or (spare > 0 and seq.state is State.ENDED), "a block wasted or missing"
         truth = block_hashes(seq.request.namespace, seq.tokens, size)
         assert seq.hashes == truth[: len(seq.hashes)], "hashes are not those of the tokens"

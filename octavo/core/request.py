@@ -20,6 +20,7 @@ BlockId = NewType("BlockId", int)
 BlockHash = NewType("BlockHash", bytes)
 
 MAX_TOP_LOGPROBS = 20
+NO_DRAFT: array[int] = array("i")
 
 
 class FinishReason(StrEnum):
@@ -148,7 +149,10 @@ class Watcher(Protocol):
         ...
 
     def mask(self, position: int) -> bytes | None:
-        """Bit i (little-endian) allows token i at this output position; None allows all."""
+        """Bit i (little-endian) allows token i at this output position; None allows all.
+
+        Asked for the next position only; asking changes nothing.
+        """
         ...
 
 
@@ -159,7 +163,8 @@ class Request:
     stop_ids: every id that ends a sequence (the model's EOS/EOT unless ignore_eos, plus the
     caller's). namespace: seeds the block hashes (model id + weight version + tenant salt), so that
     requests of different namespaces never share KV. seed: 64 bits, drawn at the door if not given.
-    watcher: makes a fresh watcher for each choice. priority: lower runs first.
+    watcher: makes a fresh watcher for each choice. priority: lower runs first. speculation: whether
+    a drafter may guess for it (its tokens are the same either way).
     """
 
     id: str
@@ -172,6 +177,7 @@ class Request:
     tenant: str = ""
     namespace: bytes = b""
     watcher: Callable[[], Watcher] | None = None
+    speculation: bool = True
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -192,11 +198,13 @@ class Sequence:
 
     tokens: prompt then output. num_computed: tokens whose KV is committed. num_scheduled: tokens
     handed to the executor; num_computed <= num_scheduled <= len(tokens), and in between lies what
-    is in flight. Blocks cover num_scheduled tokens; block_table is replaced when it grows, never
-    changed in place, so rows share it. hashes: of the leading full blocks, as far as known.
+    is in flight. draft: guesses in flight that follow num_scheduled. Blocks cover num_scheduled
+    tokens and the draft; block_table is replaced when it changes, never changed in place, so rows
+    share it. hashes: of the leading full blocks, as far as known.
     scores: prompt logprobs so far, of tokens 1, 2, ... key: place in the policy's order.
     max_len: tokens (prompt and output) at which it ends by length. stop_from: tokens before which
-    no stop id may be chosen. penalised: whether choosing looks at the tokens before.
+    no stop id may be chosen. penalised: whether choosing looks at the tokens before. may_draft:
+    whether guesses are welcome. notes: what the drafter remembers of it.
     """
 
     __slots__ = (
@@ -204,12 +212,15 @@ class Sequence:
         "awaits",
         "block_table",
         "choice",
+        "draft",
         "first_scheduled",
         "first_token",
         "hashes",
         "id",
         "key",
         "max_len",
+        "may_draft",
+        "notes",
         "num_cached",
         "num_computed",
         "num_preemptions",
@@ -241,6 +252,9 @@ class Sequence:
         self.first_scheduled: float | None = None
         self.first_token: float | None = None
         self.block_table: array[int] = array("i")
+        self.draft = NO_DRAFT
+        self.may_draft = request.speculation
+        self.notes: object = None
         self.hashes: list[BlockHash] = []
         params = request.params
         self.stop_from = self.num_prompt + params.min_tokens

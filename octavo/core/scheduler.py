@@ -9,11 +9,16 @@ ones from the queue, all in the policy's order, until tokens, rows, outputs or b
 blocks run out the last sequence in that order is preempted: its blocks go back to the pool and it
 is computed again later. So the first in the order always proceeds, and every sequence ends.
 
+What is left then is for guesses: a drafter may lengthen rows that end in a choice by tokens that
+may come next, with a `Want` each. At commit the choices are taken one after another, as if each had
+had a step of its own, for as long as the guess at each place is what was chosen there.
+
 No tensors, no clock (`now` is given), no threads, no logging.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -21,9 +26,11 @@ from heapq import heapify, heappop, heappush
 
 from octavo.core.batch import Batch, Row, RowResult, SampleSpec, StepResult, Want
 from octavo.core.blocks import BlockManager
+from octavo.core.drafter import Drafter, NoDrafter
 from octavo.core.executor import Capacity
 from octavo.core.policy import Occupancy, Policy, fcfs
 from octavo.core.request import (
+    NO_DRAFT,
     BlockHash,
     Event,
     FinishReason,
@@ -73,6 +80,7 @@ class Scheduler:
         *,
         max_waiting: int = 1024,
         prefix_caching: bool = True,
+        drafter: Drafter | None = None,
     ) -> None:
         for name in ("num_blocks", "block_size", "max_tokens", "max_rows", "max_outputs", "depth"):
             if getattr(capacity, name) < 1:
@@ -83,6 +91,7 @@ class Scheduler:
         self.blocks = BlockManager(
             capacity.num_blocks, capacity.block_size, prefix_caching=prefix_caching
         )
+        self.drafter = drafter if drafter is not None else NoDrafter()
         self.stats = Stats()
         # The last token of a sequence is never computed, so it needs no slot.
         pool = capacity.num_blocks * capacity.block_size + 1
@@ -369,8 +378,35 @@ class Scheduler:
             rows.append(Row(seq.id, start, seq.tokens[start:end], seq.block_table, wants))
         if not rows:
             return None
+        room = min(plan.tokens, plan.outputs)
+        for i, draft in self.drafter.drafts(rows, self._live, room):
+            longer = self._lengthen(rows[i], draft[:room])
+            room -= len(longer.tokens) - len(rows[i].tokens)
+            rows[i] = longer
         self._step += 1
         return Batch(self._step, tuple(rows))
+
+    def _lengthen(self, row: Row, draft: array[int]) -> Row:
+        """Let a row that ends in a choice go on with guesses, as far as there are blocks.
+
+        The earlier tokens of the sequence must be committed: a commit settles one draft.
+        """
+        seq, wants = self._live[row.seq_id], row.outputs
+        spec = wants[-1].sample if wants else None
+        if spec is None or wants[-1].mask is not None or not seq.may_draft:
+            return row
+        if row.start != seq.num_computed or seq.draft:
+            return row
+        end = seq.num_scheduled
+        slots = (len(seq.block_table) + self.blocks.num_available) * self.blocks.block_size - end
+        draft = draft[: min(seq.max_len - end - 1, slots)]
+        self._grow(seq, end + len(draft))
+        seq.draft = draft
+        more = [
+            Want(len(row.tokens) - 1 + i, _after(spec, draft[:i], seq.stop_from))
+            for i in range(1, len(draft) + 1)
+        ]
+        return Row(seq.id, row.start, row.tokens + draft, seq.block_table, (*wants, *more))
 
     def _wants(self, seq: Sequence, start: int, end: int) -> tuple[Want, ...]:
         last = end == len(seq.tokens)
@@ -402,8 +438,9 @@ class Scheduler:
         for row in batch.rows:
             seq_id, start, tokens, _, wants = row
             seq, res = live[seq_id], results.get(seq_id)
-            old, new = seq.num_computed, start + len(tokens)
-            num_tokens += new - old
+            drafted = len(seq.draft)
+            old, new = seq.num_computed, start + len(tokens) - drafted
+            num_tokens += len(tokens)
             num_outputs += len(wants)
             seq.num_computed = new
             seq.num_steps += 1
@@ -411,26 +448,66 @@ class Scheduler:
                 if new == seq.num_scheduled:
                     self._retire(seq)
                 continue
-            fault = _fault(wants, res)
+            fault = _fault(wants, res, drafted)
             if fault is not None or res is None:
-                events.append(self._fail(seq, fault or "no result", now))
+                if drafted:
+                    self._forgo(seq, old)
+                else:
+                    events.append(self._fail(seq, fault or "no result", now))
                 continue
             if new // size > old // size:
-                self.blocks.publish(seq, old, new)
-                if self._held:
-                    self._wake(seq.hashes[old // size : new // size])
+                self._publish(seq, old, new)
             if wants:
                 if res.scores:
                     seq.scores.extend(res.scores)
-                if res.tokens:
+                if drafted:
+                    self._verify(seq, res, events, now)
+                elif res.tokens:
                     events.append(self._take(seq, res, now))
         counters = self.stats.counters
         counters.steps += 1
         counters.rows += len(batch.rows)
         counters.outputs += num_outputs
         counters.computed_tokens += num_tokens
-        counters.busy_seconds += result.finished - result.started
+        seconds = result.finished - result.started
+        counters.busy_seconds += seconds
+        self.drafter.timed(num_tokens, num_outputs, seconds)
         return events
+
+    def _publish(self, seq: Sequence, old: int, new: int) -> None:
+        self.blocks.publish(seq, old, new)
+        if self._held:
+            size = self.blocks.block_size
+            self._wake(seq.hashes[old // size : new // size])
+
+    def _verify(self, seq: Sequence, res: RowResult, events: list[Event], now: float) -> None:
+        """Take the choices of a row with a draft while what they rest on turns out right.
+
+        The choice after a guess was made as if the guess were the token before, and as if nothing
+        were masked. KV beyond the last right guess is not counted: it will be written again.
+        """
+        draft, seq.draft = seq.draft, NO_DRAFT
+        for i, token in enumerate(res.tokens):
+            events.append(self._take(seq, RowResult((token,), res.logprobs[i : i + 1]), now))
+            if i == len(draft) or token != draft[i] or seq.state is State.ENDED or _masked(seq):
+                break
+            old = seq.num_computed
+            seq.num_computed = seq.num_scheduled = old + 1
+            if (old + 1) % self.blocks.block_size == 0:
+                self._publish(seq, old, old + 1)
+        if seq.state is not State.ENDED:
+            self.blocks.trim(seq, seq.num_scheduled)
+        self.stats.counters.drafted_tokens += len(draft)
+        self.stats.counters.accepted_tokens += i
+        self.drafter.learn(seq, len(draft), i)
+
+    def _forgo(self, seq: Sequence, computed: int) -> None:
+        """A row with a draft failed, perhaps for the draft's sake: compute it again without one,
+        and guess no more for this sequence."""
+        self.stats.counters.drafted_tokens += len(seq.draft)
+        seq.draft, seq.may_draft = NO_DRAFT, False
+        seq.num_computed = seq.num_scheduled = computed
+        self.blocks.trim(seq, computed)
 
     def _take(self, seq: Sequence, res: RowResult, now: float) -> Event:
         """Append the chosen token and see whether the sequence ends with it."""
@@ -528,7 +605,7 @@ class Scheduler:
     def check(self) -> None:
         """Law 3 over all sequences, and that the scheduler's own books agree. For tests."""
         live = list(self._live.values())
-        self.blocks.check([s for s in live if s.block_table])
+        self.blocks.check([s for s in live if s.block_table or s.state is State.RUNNING])
         running = [s for s in live if s.state is State.RUNNING]
         assert sorted(running, key=_key) == self._running, "running: not in order, or not all"
         held = [s for group in self._held.values() for s in group.values()]
@@ -577,6 +654,24 @@ def _mask(seq: Sequence) -> bytes | None:
     return mask
 
 
+def _masked(seq: Sequence) -> bool:
+    """Whether the next choice is masked, or asking fails (then scheduling will fail it)."""
+    try:
+        return _mask(seq) is not None
+    except Exception:
+        return True
+
+
+def _after(spec: SampleSpec, guesses: array[int], stop_from: int) -> SampleSpec:
+    """What choosing the token after some guesses needs, from what choosing the first one does."""
+    position = spec.position + len(guesses)
+    return spec._replace(
+        position=position,
+        history=None if spec.history is None else spec.history + guesses,
+        suppress=spec.suppress if position < stop_from else (),
+    )
+
+
 def _advance(watcher: Watcher, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
     """Tokens kept and why to stop; raises if the watcher breaks its contract."""
     kept, finish = watcher.advance(tokens)
@@ -586,13 +681,13 @@ def _advance(watcher: Watcher, tokens: tuple[int, ...]) -> tuple[int, FinishReas
     return kept, finish
 
 
-def _fault(wants: tuple[Want, ...], res: RowResult | None) -> str | None:
+def _fault(wants: tuple[Want, ...], res: RowResult | None, drafted: int) -> str | None:
     """Why a row's result cannot be used, if so."""
     if res is None:
         return "the executor returned no result for this row"
     if res.error is not None:
         return res.error
-    sampled = 1 if wants and wants[-1].sample is not None else 0
+    sampled = 1 + drafted if wants and wants[-1].sample is not None else 0
     if len(res.tokens) != sampled or len(res.scores) != len(wants) - sampled:
         return f"{len(wants)} outputs wanted, {len(res.tokens)} tokens and {len(res.scores)} scores"
     return None

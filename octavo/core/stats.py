@@ -41,12 +41,14 @@ class Counters:
     """Totals since the start. Sequences are counted, not requests, but for `requests` and
     `refused`.
 
-    computed_tokens: handed to the executor and committed (prompt, recomputed and generated ones);
-    recomputed_tokens: those of them that a preemption made necessary again. prompt_tokens: of
-    admitted sequences; cached_tokens: those of them that the prefix cache had. output_tokens: kept
-    ones. padding_tokens: what padding would have added, had the sequences between two moments
-    without any been one padded batch: every prompt as long as the longest, every output too. That
-    is what a group costs under `static`; under other policies it says nothing.
+    computed_tokens: handed to the executor and committed (prompt, recomputed and generated ones,
+    and guesses); recomputed_tokens: those of them that a preemption made necessary again.
+    prompt_tokens: of admitted sequences; cached_tokens: those of them that the prefix cache had.
+    output_tokens: kept ones. drafted_tokens: guesses computed; accepted_tokens: those of them that
+    held, each a step saved. padding_tokens: what padding would have added, had the sequences
+    between two moments without any been one padded batch: every prompt as long as the longest,
+    every output too. That is what a group costs under `static`; under other policies it says
+    nothing.
     """
 
     steps: int = 0
@@ -57,6 +59,8 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     requests: int = 0
     refused: int = 0
     added: int = 0

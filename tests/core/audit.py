@@ -2,7 +2,8 @@
 
 A KV slot stores the hash of the whole prefix that ends in it and the token itself. Before a row is
 run every slot it may read is walked and its hash recomputed; rows run in random order; outputs are
-functions of the prefix hash, so one foreign or stale slot anywhere changes every later token.
+functions of the prefix hash, so one foreign or stale slot anywhere changes every later token. Slots
+of guesses that failed are marked: reading one before it is written again is an error.
 """
 
 from __future__ import annotations
@@ -131,6 +132,7 @@ class AuditExecutor:
         for slot in slots[: row.start]:
             stored = self._slots.get(slot)
             assert stored is not None, "a slot is read that was never written"
+            assert stored != REJECTED, "a slot of a guess that failed is read"
             assert hash((value, stored[1])) == stored[0], "a slot holds another prefix"
             value = stored[0]
         after = []
@@ -138,7 +140,23 @@ class AuditExecutor:
             value = hash((value, token))
             self._slots[slot] = (value, token)
             after.append(value)
-        return _answer(row.outputs, after, request.namespace)
+        answer = _answer(row.outputs, after, request.namespace)
+        for slot in slots[row.start + _right(row, answer.tokens) :]:
+            self._slots[slot] = REJECTED
+        return answer
+
+
+REJECTED = (0, -2)
+
+
+def _right(row: Row, chosen: tuple[int, ...]) -> int:
+    """How many of a row's tokens are right: those up to its first choice, then as many as were
+    chosen at the place before them."""
+    firsts = [want.position + 1 for want in row.outputs if want.sample is not None]
+    for place, token in zip(firsts, chosen, strict=True):
+        if place < len(row.tokens) and row.tokens[place] != token:
+            return place
+    return len(row.tokens)
 
 
 def _answer(wants: tuple[Want, ...], after: list[int], namespace: bytes) -> RowResult:

@@ -7,6 +7,7 @@ from array import array
 from dataclasses import replace
 
 from octavo.core.batch import Batch
+from octavo.core.drafter import Drafter
 from octavo.core.engine import Engine
 from octavo.core.executor import Capacity
 from octavo.core.policy import Policy
@@ -32,7 +33,7 @@ def ask(
     if isinstance(prompt, int):
         rng = random.Random(name)
         prompt = [rng.randrange(VOCAB) for _ in range(prompt)]
-    own = ("arrival", "seed", "stop_ids", "priority", "namespace", "watcher")
+    own = ("arrival", "seed", "stop_ids", "priority", "namespace", "watcher", "speculation")
     rest = {k: v for k, v in fields.items() if k not in own}
     params = SamplingParams(max_tokens=max_tokens, **rest)
     kept = {"arrival": 0.0, "seed": 7, **{k: v for k, v in fields.items() if k in own}}
@@ -48,11 +49,16 @@ class Machine:
         *,
         prefix_caching: bool = True,
         max_waiting: int = 1024,
+        drafter: Drafter | None = None,
         **capacity: int,
     ) -> None:
         self.capacity = replace(ROOMY, **capacity)
         self.scheduler = Scheduler(
-            self.capacity, policy, prefix_caching=prefix_caching, max_waiting=max_waiting
+            self.capacity,
+            policy,
+            prefix_caching=prefix_caching,
+            max_waiting=max_waiting,
+            drafter=drafter,
         )
         self.faults: dict[str, int] = {}
         self.executor = AuditExecutor(

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from array import array
 from collections.abc import Callable
 
 import pytest
 
 from octavo.core import blocks as blocks_module
+from octavo.core import scheduler as scheduler_module
 from octavo.core.blocks import BlockManager
 from octavo.core.request import Sequence, State
 from octavo.core.scheduler import Scheduler, _Plan
@@ -29,6 +32,19 @@ def wrap(patch: Patch, owner: type, name: str, after: Callable) -> None:
         return result if changed is None else changed
 
     patch.setattr(owner, name, wrapped)
+
+
+def edit(patch: Patch, where: object, name: str, old: str, new: str) -> None:
+    """Change a line of a function of the scheduler's."""
+    source = textwrap.dedent(inspect.getsource(getattr(where, name)))
+    assert source.count(old) == 1, f"{old!r} is not once in {name}"
+    made: dict[str, object] = {}
+    exec(
+        "from __future__ import annotations\n" + source.replace(old, new),
+        vars(scheduler_module),
+        made,
+    )
+    patch.setattr(where, name, made[name])
 
 
 def publish_at_schedule(patch: Patch) -> None:
@@ -256,6 +272,85 @@ MUTANTS = [
     first_in_order_gives_way,
     abort_forgets_the_held,
 ]
+
+
+# Of speculation: what is changed where.
+VERIFY, LENGTHEN, FORGO = ((Scheduler, name) for name in ("_verify", "_lengthen", "_forgo"))
+AFTER, COMMIT, BATCH = (scheduler_module, "_after"), (Scheduler, "commit"), (Scheduler, "_batch")
+TRIM = "self.blocks.trim(seq, seq.num_scheduled)"
+EDITS = {
+    "guesses taken unchecked": (VERIFY, " or token != draft[i]", ""),
+    "guesses go on behind a mask": (VERIFY, " or _masked(seq)", ""),
+    "tokens behind a stop id": (VERIFY, " or seq.state is State.ENDED", ""),
+    "first logprob for all": (VERIFY, "res.logprobs[i : i + 1]", "res.logprobs[:1]"),
+    "failed guesses count as computed": (VERIFY, "= old + 1", "= old + len(draft)"),
+    "the failed guess counts as computed": (
+        VERIFY,
+        TRIM,
+        f"{TRIM}; seq.num_computed = seq.num_scheduled = len(seq.tokens)",
+    ),
+    "a right guess is not counted as handed out": (VERIFY, "seq.num_scheduled = old", "old"),
+    "publish a failed guess": (
+        VERIFY,
+        TRIM,
+        f"{TRIM}; self.blocks.publish(seq, seq.num_computed, len(seq.tokens))",
+    ),
+    "publish before the guess is checked": (
+        VERIFY,
+        "    for i, token in",
+        "    self.blocks.publish(seq, seq.num_computed, seq.num_computed + len(draft))\n"
+        "    for i, token in",
+    ),
+    "blocks of failed guesses kept": (VERIFY, TRIM, "pass"),
+    "a block too many given back": (
+        VERIFY,
+        "(seq, seq.num_scheduled)",
+        "(seq, seq.num_scheduled - 1)",
+    ),
+    "the draft outlives its row": (
+        VERIFY,
+        "draft, seq.draft = seq.draft, NO_DRAFT",
+        "draft = seq.draft",
+    ),
+    "a draft behind a row in flight": (LENGTHEN, "row.start != seq.num_computed or ", ""),
+    "a draft beyond the last token": (LENGTHEN, "min(seq.max_len - end - 1, slots)", "slots"),
+    "a draft where nothing is chosen": (LENGTHEN, "spec is None or ", ""),
+    "a draft without blocks": (LENGTHEN, "self._grow(seq, end + len(draft))", "pass"),
+    "a choice one place off": (LENGTHEN, "- 1 + i", "- 2 + i"),
+    "room not counted": (BATCH, "room -= ", "_ = "),
+    "history without the guesses": (AFTER, "spec.history + guesses", "spec.history"),
+    "the key of the first position for all": (AFTER, "position=position,", ""),
+    "stop ids suppressed too long": (AFTER, " if position < stop_from else ()", ""),
+    "stop ids suppressed at the first place only": (
+        AFTER,
+        "spec.suppress if position",
+        "() if position",
+    ),
+    "a fault behind a guess fails the sequence": (
+        COMMIT,
+        "self._forgo(seq, old)",
+        "events.append(self._fail(seq, fault, now))",
+    ),
+    "a failed row counts as computed": (FORGO, "= computed", "= seq.num_computed"),
+    "draft counted as the sequence's": (
+        COMMIT,
+        "start + len(tokens) - drafted",
+        "start + len(tokens)",
+    ),
+}
+
+
+def edited(name: str) -> Callable[[Patch], None]:
+    (where, function), old, new = EDITS[name]
+
+    def mutant(patch: Patch) -> None:
+        edit(patch, where, function, old, new)
+
+    mutant.__name__ = name
+    return mutant
+
+
+MUTANTS += [edited(name) for name in EDITS]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)

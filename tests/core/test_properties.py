@@ -20,3 +20,5 @@ def test_every_request_gives_its_own_tokens_and_ends_and_no_block_leaks(block: i
     # The workloads must reach what they are for.
     for name in ("preemptions", "evictions", "held", "aborted", "failed", "cached_tokens"):
         assert totals[name] > 20, name
+    assert totals["accepted_tokens"] > 1000
+    assert totals["drafted_tokens"] > totals["accepted_tokens"] + 1000

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from octavo.core.batch import Row, SampleSpec
+from octavo.core.drafter import Drafter, NoDrafter, Offer, PromptLookup
 from octavo.core.engine import Engine
 from octavo.core.executor import Capacity
 from octavo.core.policy import Policy, fcfs, priority, static
-from octavo.core.request import Event, FinishReason, Request, SamplingParams, State, Watcher
+from octavo.core.request import (
+    Event,
+    FinishReason,
+    Request,
+    SamplingParams,
+    Sequence,
+    State,
+    Watcher,
+)
 from octavo.core.scheduler import Scheduler
-from tests.core.audit import VOCAB, AuditExecutor
+from tests.core.audit import VOCAB, AuditExecutor, choose, prefix_hash
 from tests.core.oracle import Outcome, expected
 
 FULL = (1 << VOCAB) - 1
@@ -66,6 +76,48 @@ class Workload:
     arrivals: list[tuple[int, Request]]
     aborts: dict[str, int]
     faults: dict[str, int]
+    drafter: Drafter = field(default_factory=NoDrafter)
+
+
+class PlantedDrafter:
+    """Offers what the model is going to choose, often with a wrong token in between, for all rows,
+    fit or not, and more than there is room for."""
+
+    def __init__(self, rng: random.Random, eager: float = 0.7, wrong: float = 0.2) -> None:
+        self.rng, self.eager, self.wrong = rng, eager, wrong
+
+    def drafts(self, rows: list[Row], live: Mapping[int, Sequence], room: int) -> list[Offer]:
+        most = self.rng.choice((1, 2, 5, 12))
+        numbers = [i for i in range(len(rows)) if self.rng.random() < self.eager]
+        return [(i, self.future(live[rows[i].seq_id], most)) for i in numbers]
+
+    def future(self, seq: Sequence, most: int) -> array[int]:
+        request, tokens = seq.request, list(seq.tokens)
+        for _ in range(most):
+            suppress = tuple(request.stop_ids) if len(tokens) < seq.stop_from else ()
+            spec = SampleSpec(
+                request.params, request.seed, seq.choice, len(tokens), suppress=suppress
+            )
+            token = choose(prefix_hash(request.namespace, tokens), spec, None)
+            wrong = self.rng.random() < self.wrong
+            tokens.append(self.rng.randrange(VOCAB) if wrong else token)
+        return array("i", tokens[len(seq.tokens) :])
+
+    def learn(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        assert 0 <= accepted <= drafted
+
+    def timed(self, tokens: int, outputs: int, seconds: float) -> None:
+        assert 0 <= outputs <= tokens
+
+
+def _drafter(seed: int) -> Drafter:
+    rng = random.Random(f"drafter {seed}")
+    kind = rng.choice(("none", "planted", "planted", "lookup"))
+    if kind == "none":
+        return NoDrafter()
+    if kind == "lookup":
+        return PromptLookup(3, 1, rng.choice((1, 4, 15)))
+    return PlantedDrafter(rng, rng.choice((0.3, 1.0)), rng.choice((0.0, 0.2, 0.5)))
 
 
 def _prompt(rng: random.Random, bases: list[list[int]]) -> array[int]:
@@ -159,7 +211,9 @@ def _squeeze(rng: random.Random) -> Workload:
         max_context=96,
         depth=rng.choice((1, 1, 2)),
     )
-    return Workload(capacity, priority(100.0), True, arrivals, {}, {})
+    return Workload(
+        capacity, priority(100.0), True, arrivals, {}, {}, _drafter(rng.getrandbits(32))
+    )
 
 
 def draw(seed: int) -> Workload:
@@ -176,6 +230,7 @@ def draw(seed: int) -> Workload:
         arrivals=sorted(arrivals, key=lambda arrival: arrival[0]),
         aborts={i: rng.randrange(60) for i in ids if rng.random() < 0.12},
         faults={i: rng.randrange(60) for i in ids if rng.random() < 0.08},
+        drafter=_drafter(seed),
     )
 
 
@@ -189,7 +244,12 @@ class Run:
 
     def __post_init__(self) -> None:
         work = self.work
-        self.scheduler = Scheduler(work.capacity, work.policy, prefix_caching=work.prefix_caching)
+        self.scheduler = Scheduler(
+            work.capacity,
+            work.policy,
+            prefix_caching=work.prefix_caching,
+            drafter=work.drafter,
+        )
         self.executor = AuditExecutor(
             work.capacity, self.rng, lambda i: self.scheduler._live[i].request, work.faults
         )

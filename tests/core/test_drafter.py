@@ -1,0 +1,255 @@
+"""Prompt lookup finds what it should, spends no more than it may, and changes no token."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+
+from octavo.core.batch import Batch, RowResult, StepResult
+from octavo.core.drafter import CAP, SHARE, START, PromptLookup, StepPrice
+from octavo.core.executor import Capacity
+from octavo.core.request import FinishReason, Request, SamplingParams, Sequence
+from octavo.core.scheduler import Scheduler
+from tests.core.machine import Machine, ask
+from tests.core.workload import PlantedDrafter, PlantedWatcher
+
+
+def sequence(tokens: list[int]) -> Sequence:
+    return Sequence(0, ask("r", tokens), 0, 0)
+
+
+def slow_lookup(tokens: list[int], low: int, high: int, most: int) -> tuple[int, list[int]]:
+    """By trying every place, latest first."""
+    for n in range(high, low - 1, -1):
+        for at in range(len(tokens) - 1, n - 1, -1):
+            if tokens[at - n : at] == tokens[-n:]:
+                draft = list(tokens)
+                for i in range(most):
+                    draft.append(draft[at + i])
+                return n, draft[len(tokens) :]
+    return 0, []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lookup_is_the_slow_search_however_the_tokens_come(seed: int) -> None:
+    rng = random.Random(seed)
+    low = rng.randrange(1, 4)
+    high = low + rng.randrange(3)
+    drafter = PromptLookup(high, low)
+    seq = sequence([rng.randrange(3) for _ in range(rng.choice((1, 2, 50)))])
+    for _ in range(120):
+        most = rng.randrange(1, 9)
+        n, draft = drafter.lookup(seq, most)
+        assert (n, list(draft)) == slow_lookup(list(seq.tokens), low, high, most)
+        seq.tokens.extend(rng.randrange(3) for _ in range(rng.choice((1, 1, 1, 4))))
+
+
+def test_a_line_is_learned_from_steps_of_two_sizes_and_believed_before() -> None:
+    price = StepPrice()
+    assert price.of_one(1) == pytest.approx(1 / (1 + StepPrice.FIXED))
+    for _ in range(50):
+        price.add(2, 0.010)
+    assert price.of_one(2) == pytest.approx(1 / (2 + StepPrice.FIXED), rel=0.01)
+    for i in range(200):
+        price.add(*((2, 0.010), (12, 0.011))[i % 2])
+    assert price.of_one(2) == pytest.approx(0.01, rel=0.5)
+    for i in range(400):
+        price.add(*((2, 0.010), (12, 0.060))[i % 2])
+    assert price.of_one(2) == pytest.approx(0.5, rel=0.25)
+
+
+class Stream:
+    """Sequences decoded by an executor that says what it is told to and takes fixed + tokens time.
+
+    next_token(seq_id, tokens) -> the choice after `tokens`.
+    """
+
+    def __init__(self, prompts: list[list[int]], next_token, *, drafter, fixed: float = 8.0):
+        self.scheduler = Scheduler(Capacity(4096, 32, 512, 64, 512, 10**5), drafter=drafter)
+        self.next_token, self.fixed, self.seconds = next_token, fixed, 0.0
+        for i, prompt in enumerate(prompts):
+            params = SamplingParams(max_tokens=2000)
+            self.scheduler.add(Request(f"r{i}", array("i", prompt), params, 0.0, 0))
+
+    def step(self) -> Batch:
+        batch = self.scheduler.schedule(0.0)
+        assert batch is not None
+        rows = {}
+        for row in batch.rows:
+            tokens = self.scheduler._live[row.seq_id].tokens[: row.start]
+            tokens.extend(row.tokens)
+            ends = [row.start + want.position + 1 for want in row.outputs]
+            chosen = (self.next_token(row.seq_id, tokens[:end]) for end in ends)
+            rows[row.seq_id] = RowResult(tuple(chosen))
+        seconds = self.fixed + batch.num_tokens
+        self.seconds += seconds
+        self.scheduler.commit(batch, StepResult(batch.step, rows, 0.0, seconds), 0.0)
+        return batch
+
+    def until(self, count: int) -> float:
+        """Seconds until each sequence has so many tokens of output, from the first on."""
+        self.step()
+        started = self.seconds
+        while any(s.num_output < count for s in self.scheduler._running):
+            self.step()
+        return self.seconds - started
+
+
+def never_right(seq_id: int, tokens: array[int]) -> int:
+    """Two tokens in turn, so that there is always a place to look up, and then a surprise."""
+    rng = random.Random(f"{seq_id} {len(tokens) // 3}")
+    return rng.randrange(3, 50_000) if len(tokens) % 3 == 0 else len(tokens) % 3
+
+
+def circle(_: int, tokens: array[int]) -> int:
+    return 100 + len(tokens) % 90
+
+
+@pytest.mark.parametrize("fixed", [2.0, 8.0, 60.0])
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_guesses_that_never_hold_cost_less_than_three_percent(rows: int, fixed: float) -> None:
+    def surprise(seq_id: int, tokens: array[int]) -> int:
+        """Whatever was guessed, something else: what was offered is what followed before."""
+        return random.Random(f"{seq_id} {len(tokens)}").randrange(3, 9) + 7 * (len(tokens) % 2)
+
+    for tokens in (never_right, surprise):
+        prompts = [[1, 2, 3 + i] for i in range(rows)]
+        plain = Stream(prompts, tokens, drafter=None, fixed=fixed).until(600)
+        guessed = Stream(prompts, tokens, drafter=PromptLookup(), fixed=fixed)
+        assert guessed.until(600) < 1.03 * plain
+
+
+def test_a_stream_is_not_slowed_by_what_its_neighbours_draft() -> None:
+    def mixed(seq_id: int, tokens: array[int]) -> int:
+        return circle(seq_id, tokens) if seq_id else never_right(seq_id, tokens)
+
+    prompts = [[1, 2, 3], list(range(100, 190))]
+    guessed = Stream(prompts, mixed, drafter=PromptLookup())
+    guessed.step()
+    steps, started = 0, guessed.seconds
+    while guessed.scheduler._live[0].num_output < 400:
+        guessed.step()
+        steps += 1
+    assert guessed.seconds - started < 1.03 * steps * (8.0 + 2)
+    assert guessed.scheduler._live[1].num_output > 400
+
+
+@pytest.mark.parametrize(("rows", "gain"), [(1, 4.0), (4, 2.0), (8, 1.3)])
+def test_guesses_that_hold_pay(rows: int, gain: float) -> None:
+    prompts = [list(range(100, 190)) for _ in range(rows)]
+    plain = Stream(prompts, circle, drafter=None).until(600)
+    assert Stream(prompts, circle, drafter=PromptLookup()).until(600) < plain / gain
+
+
+def test_accounts_stay_within_their_bounds() -> None:
+    stream = Stream([list(range(100, 190)), [1, 2, 3]], circle, drafter=PromptLookup())
+    stream.step()
+    for _ in range(200):
+        stream.step()
+        for seq in stream.scheduler._running:
+            assert -1e-9 <= seq.notes.account <= CAP
+    assert 0 < SHARE < 0.03
+    assert 0 < START < 1
+
+
+class Free:
+    def of_one(self, tokens: int) -> float:
+        return 1e-6
+
+    def add(self, tokens: int, seconds: float) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("fields", "draft"),
+    [
+        ({}, [8, 9, 5, 6, 7]),
+        ({"stop_ids": frozenset((5,))}, [8, 9]),
+        ({"stop_ids": frozenset((8,))}, []),
+        ({"speculation": False}, []),
+        ({"max_tokens": 4}, [8, 9]),
+    ],
+)
+def test_no_guess_goes_where_it_cannot_be_used(fields: dict, draft: list[int]) -> None:
+    drafter = PromptLookup(2, 2, 5)
+    drafter.price = Free()
+    machine = Machine(drafter=drafter)
+    machine.add(ask("r", [5, 6, 7, 8, 9, 5, 6], **{"max_tokens": 30, **fields}))
+    for step, token in ((1, 7), (2, 8)):
+        batch = machine.scheduler.schedule(0.0)
+        (row,) = batch.rows
+        tokens = (token,) + (0,) * (len(row.outputs) - 1)
+        if step == 1:
+            assert len(row.outputs) == 1, "a prompt is read in this step"
+            machine.scheduler.commit(batch, StepResult(1, {0: RowResult(tokens)}, 0, 1), 0.0)
+    assert list(row.tokens) == [7, *draft]
+
+
+def test_a_drafted_row_asks_for_each_place_what_a_step_of_its_own_would() -> None:
+    machine = Machine(drafter=PlantedDrafter(random.Random(0), eager=1.0, wrong=0.0))
+    stops = frozenset((3, 4))
+    machine.add(ask("r", 9, 20, min_tokens=6, stop_ids=stops, frequency_penalty=0.5, logprobs=1))
+    machine.turn()
+    row = machine.scheduler.schedule(0.0).rows[0]
+    assert len(row.tokens) > 2
+    seq = machine.scheduler._live[0]
+    for i, want in enumerate(row.outputs):
+        spec = want.sample
+        assert want.position == len(row.tokens) - len(row.outputs) + i
+        assert spec.position == row.start + want.position + 1
+        known = [*seq.tokens[: row.start], *row.tokens][: spec.position]
+        assert list(spec.history) == known
+        assert spec.suppress == ((3, 4) if spec.position < 9 + 6 else ())
+
+
+def test_a_failed_row_is_computed_again_without_its_draft() -> None:
+    plain = Machine()
+    plain.faults["r"] = 30
+    plain.add(ask("r", 9, 40))
+    tokens = plain.run()
+    machine = Machine(drafter=PlantedDrafter(random.Random(0), eager=1.0, wrong=0.0))
+    machine.faults["r"] = 30
+    machine.add(ask("r", 9, 40))
+    assert machine.run() == tokens
+    assert machine.ends()["r", 0].finish is FinishReason.ERROR
+    assert len(machine.batches) < len(plain.batches)
+
+
+def test_each_token_is_an_event_of_its_own_and_blocks_are_cached_as_without() -> None:
+    def run(drafter: PlantedDrafter | None) -> Machine:
+        machine = Machine(drafter=drafter)
+        machine.add(ask("first", 9, 40, logprobs=2))
+        machine.run()
+        return machine
+
+    plain, guessed = run(None), run(PlantedDrafter(random.Random(3), 1.0, 0.1))
+    assert guessed.events == plain.events
+    assert guessed.scheduler.blocks._index.keys() == plain.scheduler.blocks._index.keys()
+    assert len(guessed.batches) < len(plain.batches) / 2
+
+
+def test_a_mask_that_begins_ends_the_draft_and_is_obeyed() -> None:
+    def run(drafter: PlantedDrafter | None) -> Machine:
+        machine = Machine(drafter=drafter)
+        machine.add(ask("r", 9, 30, watcher=lambda: PlantedWatcher("mask", 0)))
+        machine.run()
+        return machine
+
+    plain, guessed = run(None), run(PlantedDrafter(random.Random(1), 1.0, 0.0))
+    assert guessed.events == plain.events
+    for batch in guessed.batches:
+        for row in batch.rows:
+            assert len(row.outputs) == 1 or all(want.mask is None for want in row.outputs)
+
+
+def test_drafts_are_counted() -> None:
+    machine = Machine(drafter=PlantedDrafter(random.Random(1), 1.0, 0.3))
+    machine.add(*(ask(f"r{i}", 9, 30) for i in range(4)))
+    machine.run()
+    counters = machine.scheduler.stats.counters
+    wants = sum(len(row.outputs) for batch in machine.batches for row in batch.rows)
+    rows = sum(len(batch.rows) for batch in machine.batches)
+    assert counters.drafted_tokens == wants - rows > 0
+    assert counters.accepted_tokens == counters.output_tokens - rows > 0
+    assert counters.outputs == wants

@@ -1,0 +1,144 @@
+"""Law 1 for speculation, on a real model: with guesses and without, the same tokens, logprobs and
+ends, bit for bit; greedy and sampled, with penalties, stop strings, stop ids and forbidden ones."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from octavo.core.batch import Row
+from octavo.core.drafter import Drafter, Offer, PromptLookup
+from octavo.core.engine import Engine
+from octavo.core.executor import Capacity
+from octavo.core.request import Event, FinishReason, Request, SamplingParams, Sequence
+from octavo.core.scheduler import Scheduler
+from octavo.door import Door
+from octavo.models.tokenizer import load_tokenizer
+from octavo.models.weights import open_checkpoint
+from octavo.runtime.cpu import CpuExecutor, CpuOptions
+
+TEXT = """The lighthouse keeper counted the ships every evening and wrote their names into a ledger.
+"""
+CODE = """def area(width, height):
+    return width * height
+
+def volume(width, height, depth):
+    return width * height * depth
+"""
+KINDS: list[tuple[str, dict[str, object]]] = [
+    (TEXT * 3, {"temperature": 0, "logprobs": 2}),
+    (CODE * 2, {"temperature": 0, "logprobs": 0}),
+    (CODE * 2, {"temperature": 0.7, "top_p": 0.9, "logprobs": 5}),
+    (TEXT * 3, {"temperature": 1.0, "n": 2, "logprobs": 1}),
+    (TEXT * 3, {"temperature": 0.6, "top_k": 40, "min_p": 0.02, "typical_p": 0.95}),
+    (CODE * 2, {"temperature": 0, "repetition_penalty": 1.02, "logprobs": 1}),
+    (CODE * 2, {"temperature": 0.5, "frequency_penalty": 0.1, "presence_penalty": 0.2}),
+    (CODE * 2, {"temperature": 0, "stop": ("height * depth",), "logprobs": 0}),
+    (CODE * 2, {"temperature": 0, "stop": ("* depth\n",), "min_tokens": 20}),
+    (TEXT * 3, {"temperature": 0, "prompt_logprobs": 1, "logit_bias": ((30, 1.0),)}),
+    (TEXT * 3, {"temperature": 0, "banned_token_ids": (28, 30), "logprobs": 1}),
+]
+
+Answer = dict[tuple[str, int], tuple[object, ...]]
+
+
+class Bold(PromptLookup):
+    """Offers all that it finds, whatever it costs: what is tested must not depend on the clock."""
+
+    def drafts(self, rows: list[Row], live: Mapping[int, Sequence], room: int) -> list[Offer]:
+        return [(i, self.lookup(live[row.seq_id], 7)[1]) for i, row in enumerate(rows)]
+
+
+@pytest.fixture(scope="module")
+def executor(smollm2_path):
+    return CpuExecutor(open_checkpoint(smollm2_path), CpuOptions(kv_bytes=256 << 20, max_rows=16))
+
+
+@pytest.fixture(scope="module")
+def requests(smollm2_path, executor) -> list[Request]:
+    tokenizer = load_tokenizer(open_checkpoint(smollm2_path))
+    door = Door(tokenizer, executor.capacity, tokenizer.vocab_size, "")
+    found = []
+    for i, (text, fields) in enumerate(KINDS):
+        params = SamplingParams(**{"max_tokens": 36, "seed": 50 + i} | fields)
+        found.append(door.request(f"r{i}", tokenizer.encode(text), params, arrival=0.0))
+    comma = tokenizer.encode(",")[-1]
+    found.append(replace(found[0], id="stop id", stop_ids=frozenset((comma,))))
+    found.append(replace(found[2], id="hot", params=replace(found[2].params, temperature=3.0)))
+    return found
+
+
+class Run:
+    """An engine turned until all is done, `together` requests at once."""
+
+    def __init__(self, executor: CpuExecutor, drafter: Drafter | None, **capacity: int) -> None:
+        limits: Capacity = replace(executor.capacity, **capacity)
+        self.scheduler = Scheduler(limits, drafter=drafter)
+        self.engine = Engine(executor, self.scheduler)
+
+    def answers(self, requests: list[Request], together: int) -> Answer:
+        events: list[Event] = []
+        for first in range(0, len(requests), together):
+            for request in requests[first : first + together]:
+                self.engine.add(request)
+            while self.engine.has_work:
+                self.engine.pump(0.0)
+                events += self.engine.drain(0.0)
+                self.scheduler.check()
+        return gather(events)
+
+
+def gather(events: list[Event]) -> Answer:
+    found: dict[tuple[str, int], list[object]] = {}
+    for event in events:
+        assert event.error is None
+        answer = found.setdefault((event.request_id, event.choice), [(), (), (), None])
+        answer[0] += event.tokens
+        answer[1] += event.logprobs or ()
+        answer[2] += event.prompt_logprobs or ()
+        answer[3] = event.finish
+    return {key: tuple(answer) for key, answer in found.items()}
+
+
+@pytest.fixture(scope="module")
+def plain(executor, requests) -> Answer:
+    answers = Run(executor, None).answers(requests, 16)
+    assert {answer[3] for answer in answers.values()} == {FinishReason.STOP, FinishReason.LENGTH}
+    return answers
+
+
+@pytest.mark.parametrize("together", [1, 16])
+def test_guesses_change_nothing(together, executor, requests, plain) -> None:
+    run = Run(executor, Bold())
+    assert run.answers(requests, together) == plain
+    counters = run.scheduler.stats.counters
+    assert counters.accepted_tokens > 0.3 * counters.output_tokens
+    assert counters.drafted_tokens > counters.accepted_tokens + 100
+
+
+def test_nor_do_they_when_blocks_are_few_and_sequences_give_way(executor, requests, plain) -> None:
+    run = Run(executor, Bold(), num_blocks=14, max_tokens=40)
+    some = [request for request in requests if request.params.n == 1]
+    assert run.answers(some, 16) == {key: plain[key] for key in plain if key[0] != "r3"}
+    assert run.scheduler.stats.counters.preemptions > 0
+    assert run.scheduler.stats.counters.accepted_tokens > 30
+
+
+def test_nor_does_the_drafter_that_minds_the_cost(executor, requests, plain) -> None:
+    run = Run(executor, PromptLookup())
+    assert run.answers(requests, 2) == plain
+
+
+def test_a_guess_that_the_model_cannot_follow_harms_nothing(executor, requests, plain) -> None:
+    """Ids beyond the vocabulary would fail the step; any id of it may be offered."""
+
+    class Blind(Bold):
+        def drafts(self, rows: list[Row], live: Mapping[int, Sequence], room: int) -> list[Offer]:
+            return [(i, array("i", [0, 49151, 17])) for i in range(len(rows))]
+
+    some = requests[:3]
+    answers = Run(executor, Blind()).answers(some, 3)
+    assert answers == {key: plain[key] for key in answers}
