@@ -448,22 +448,21 @@ class Scheduler:
                 if new == seq.num_scheduled:
                     self._retire(seq)
                 continue
-            fault = _fault(wants, res, drafted)
-            if fault is not None or res is None:
-                if drafted:
-                    self._forgo(seq, old)
-                else:
-                    events.append(self._fail(seq, fault or "no result", now))
-                continue
+            if seq.scored or res is None or res.error is not None or len(res.tokens) != len(wants):
+                fault = _fault(wants, res, drafted)
+                if fault is not None or res is None:
+                    if drafted:
+                        self._forgo(seq, old)
+                    else:
+                        events.append(self._fail(seq, fault or "no result", now))
+                    continue
+                seq.scores.extend(res.scores)
             if new // size > old // size:
                 self._publish(seq, old, new)
-            if wants:
-                if res.scores:
-                    seq.scores.extend(res.scores)
-                if drafted:
-                    self._verify(seq, res, events, now)
-                elif res.tokens:
-                    events.append(self._take(seq, res, now))
+            if drafted:
+                self._verify(seq, res, events, now)
+            elif res.tokens:
+                events.append(self._take(seq, res, now))
         counters = self.stats.counters
         counters.steps += 1
         counters.rows += len(batch.rows)
