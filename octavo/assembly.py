@@ -87,6 +87,7 @@ def assemble(
     executor = CpuExecutor(
         checkpoint, options, progress=lambda done, all: progress("load", done, all)
     )
+    tokenizer = tokenizer.limited(executor.capacity.max_context)
     resolved = dataclasses.replace(
         config,
         kv_memory=executor.budget.nbytes,

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from octavo.errors import InvalidRequest, ModelError, Unsupported
+from octavo.errors import ContextOverflow, InvalidRequest, ModelError, Unsupported
 from octavo.models.tokenizer import ControlStrings, Tokenizer
 
 MAX_CHARS = 1 << 24  # of one rendered prompt
@@ -268,7 +268,11 @@ class ChatTemplate:
         """
         guard, text = self._render(messages, tools, add_generation_prompt, extra)
         parts = self._tokenizer.controls.split(text)
-        return self._tokenizer.encode_parts((guard.show(plain), end) for plain, end in parts)
+        try:
+            return self._tokenizer.encode_parts((guard.show(plain), end) for plain, end in parts)
+        except ContextOverflow as error:
+            error.param = "messages"
+            raise
 
     def text(
         self,

@@ -9,6 +9,7 @@ unfinished character back, so its pieces joined always equal `decode` of all ids
 from __future__ import annotations
 
 import codecs
+import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -16,11 +17,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from octavo.errors import InvalidRequest, ModelError
+import numpy as np
+import numpy.typing as npt
+
+from octavo.errors import ContextOverflow, InvalidRequest, ModelError
 from octavo.models.vocab import Control, Vocab
 from octavo.models.vocab_gguf import from_gguf
 from octavo.models.vocab_hf import from_hf
 
+SHORT = 1000  # characters that are read at once
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -99,6 +104,32 @@ class _Pieces(dict[int, bytes]):
         return piece
 
 
+class _Reach:
+    """How much text a token can hold: all in all, and of each of the 256 bytes."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+
+    @cached_property
+    def _most(self) -> tuple[int, npt.NDArray[np.int64]]:
+        pieces = [self._vocab.piece(id) for id in range(self._vocab.size)]
+        lengths = np.array([*map(len, pieces), 0])
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        spelled = np.frombuffer(b"".join(pieces), np.uint8)
+        each, counts = np.unique(owners * 256 + spelled, return_counts=True)
+        most = np.zeros(256, np.int64)
+        np.maximum.at(most, each % 256, counts)
+        return max(1, int(lengths.max())), most
+
+    def fewest(self, text: bytes) -> int:
+        """A number of tokens that `text` cannot do without. Bytes in no token are lost anyway."""
+        longest, most = self._most
+        counts = np.bincount(np.frombuffer(text, np.uint8), minlength=256)
+        counts[most == 0] = 0
+        each = -(-counts // np.maximum(most, 1))
+        return max(int(each.max()), -(-int(counts.sum()) // longest))
+
+
 class TokenStream:
     """Turns ids into text as they come. `"".join(pushes) + finish() == decode(all ids)`."""
 
@@ -137,6 +168,17 @@ class Tokenizer:
         self.add_bos = vocab.add_bos
         self.named = vocab.named
         self.chat_templates = vocab.templates
+        self.most_tokens: int | None = None
+        self._reach = _Reach(vocab)
+
+    def limited(self, most_tokens: int) -> Tokenizer:
+        """The same tokenizer, refusing text that is sure to have more tokens than that.
+
+        Reading a text takes time and memory by its length: what cannot fit is not worth either.
+        """
+        limited = copy.copy(self)
+        limited.most_tokens = most_tokens
+        return limited
 
     @property
     def chat_template(self) -> str | None:
@@ -171,13 +213,29 @@ class Tokenizer:
         """Ids of plain text, never a control token. first: the text begins the input."""
         encoder = self._vocab.encoder if first else self._vocab.inner
         try:
-            encoding = encoder.encode(text, add_special_tokens=False)
+            self._check_length(text)
+            if len(text) <= SHORT:
+                encoding = encoder.encode(text, add_special_tokens=False)
+            else:  # the only call that lets other threads run meanwhile
+                encoding = encoder.encode_batch([text], add_special_tokens=False)[0]
         except (TypeError, UnicodeEncodeError):  # tokenizers says "must be str"
             raise InvalidRequest("text contains a lone surrogate, which is no character") from None
         ids: list[int] = encoding.ids
         if self.special_ids.isdisjoint(ids):
             return ids
         return self._without_control(text, encoding, first=first)
+
+    def _check_length(self, text: str) -> None:
+        """Raises ContextOverflow if `text` is sure to be too long."""
+        if self.most_tokens is None or len(text) <= self.most_tokens or not self._vocab.lossless:
+            return
+        least = self._reach.fewest(text.encode())
+        if least > self.most_tokens:
+            raise ContextOverflow(
+                f"a text of {len(text)} characters has at least {least} tokens; "
+                f"the context holds {self.most_tokens}",
+                "prompt",
+            )
 
     def _without_control(self, text: str, encoding: Any, *, first: bool) -> list[int]:
         """A vocabulary can spell a control token by merges: cut the text inside every such one."""

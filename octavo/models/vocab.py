@@ -36,7 +36,8 @@ class Vocab:
 
     encoder: text to ids; `inner`: the same for text that does not begin the input. piece: the bytes
     of a token, b"" for an id that is none. controls: by text. special_ids: left out of text.
-    leading_space: decoded text loses one space at its start. named: bos_token, eos_token ... for
+    leading_space: decoded text loses one space at its start. lossless: ids of a text hold all its
+    bytes that any token has, so its length bounds their number. named: bos_token, eos_token ... for
     templates. templates: chat templates by name.
     """
 
@@ -52,6 +53,7 @@ class Vocab:
     leading_space: bool
     named: Mapping[str, str]
     templates: Mapping[str, str]
+    lossless: bool = False
 
 
 def _byte_alphabet() -> dict[int, int]:

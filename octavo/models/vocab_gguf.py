@@ -228,4 +228,5 @@ def from_gguf(metadata: Mapping[str, Any]) -> Vocab:
         leading_space=spm and _read(metadata, "tokenizer.ggml.add_space_prefix", bool, True),
         named=named,
         templates=_gguf_templates(metadata),
+        lossless=not spm or {f"<0x{byte:02X}>" for byte in range(256)} <= ids.keys(),
     )

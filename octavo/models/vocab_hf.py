@@ -81,6 +81,11 @@ def _hf_piece(
     return token.replace(SPACE, " ").encode() if byte is None else bytes((byte,))
 
 
+def _strips(added: Mapping[int, Any]) -> bool:
+    """Whether any added token swallows the whitespace around it."""
+    return any(token.lstrip or token.rstrip for token in added.values())
+
+
 def _content(token: Any) -> str | None:
     """A token in tokenizer_config.json: its text, or an object with it."""
     text = token.get("content") if isinstance(token, dict) else token
@@ -235,4 +240,5 @@ def from_hf(directory: Path) -> Vocab:
         leading_space=decoding.leading_space,
         named=named,
         templates=_hf_templates(directory, config),
+        lossless=not data.get("normalizer") and decoding.byte_level and not _strips(added),
     )

@@ -106,6 +106,7 @@ async def serve(
     finally:
         await server.shutdown(sockets=[bound])
         await app.stop()
+        gc.unfreeze()  # or the kernels' binding takes what is frozen for leaked, and says so
 
 
 async def _drain(app: App, shutdown: Shutdown) -> None:

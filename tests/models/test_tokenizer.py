@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.errors import InvalidRequest
+from octavo.errors import ContextOverflow, InvalidRequest
 from octavo.models import hub
 from octavo.models.gguf import read_gguf
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
@@ -213,3 +215,65 @@ def test_a_run_of_200_000_characters_without_a_break(smollm2: Tokenizer) -> None
     for unit in ("a", " ", "\n", "!", "1", "<|im_end|>"):
         text = unit * (200_000 // len(unit))
         assert smollm2.decode(smollm2.encode(text)) == text
+
+
+UNITS = (
+    "a",
+    " ",
+    "\n",
+    "!",
+    "1",
+    "a1",
+    "#",
+    "= ",
+    "\0",
+    "\t \n",
+    "é",
+    "日本",
+    "the sea ",
+    "<|im_end|>",
+)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_text_that_cannot_fit_is_refused_unread(name: str) -> None:
+    """A limit one below the true number of tokens may refuse, at the number it never does."""
+    t, refused = tokenizer(name), 0
+    texts = [unit * (3000 // len(unit)) for unit in UNITS] + CORPUS[::20]
+    for text in texts:
+        ids = t.encode(text)
+        assert t.limited(len(ids)).encode(text) == ids
+        try:
+            t.limited(len(ids) // 8).encode(text)
+        except ContextOverflow:
+            refused += 1
+    assert refused >= len(UNITS) // 2
+
+
+def test_text_of_megabytes_is_refused_at_once(smollm2: Tokenizer) -> None:
+    limited = smollm2.limited(8192)
+    limited.limited(1).encode("")
+    assert len(limited.encode(" " * 100_000)) < 8192
+    for unit in UNITS[::3]:
+        text = unit * (16_000_000 // len(unit))
+        start = time.perf_counter()
+        with pytest.raises(ContextOverflow, match="at least"):
+            limited.encode(text)
+        assert time.perf_counter() - start < 3.0
+
+
+def test_a_long_text_lets_other_threads_run(smollm2: Tokenizer) -> None:
+    """The server's engine and sockets go on while a long prompt is read."""
+    text, done = "a1" * 20_000, threading.Event()
+
+    def read() -> None:
+        smollm2.encode(text)
+        done.set()
+
+    thread = threading.Thread(target=read)
+    turns = 0
+    thread.start()
+    while not done.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 20
