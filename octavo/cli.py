@@ -58,6 +58,10 @@ class _Group(click.Group):
         except BrokenPipeError:
             sys.stderr.close()  # the reader of our output left: not an error
             ctx.exit(0)
+        except MemoryError:
+            raise click.ClickException("not enough memory for what was asked") from None
+        except OSError as error:  # a full disk under our output
+            raise click.ClickException(str(error)) from error
 
 
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -93,6 +97,12 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> None:
     """Entry point of the `octavo` script."""
+    # A stream that the caller closed is None in Python: reading gives nothing, writing is lost.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     cli(prog_name="octavo")
 
 
@@ -117,7 +127,7 @@ Examples:
 def run(prompt: tuple[str, ...], raw: bool, as_json: bool, quiet: bool, **flags: Any) -> None:
     """Answer PROMPT, streaming to stdout. "-" reads standard input."""
     engine, talk = take(EngineConfig, flags), take(TalkConfig, flags)
-    text = " ".join(sys.stdin.read() if word == "-" else word for word in prompt)
+    text = _utf8(" ".join(sys.stdin.read() if word == "-" else word for word in prompt))
     start = time.monotonic()
     llm = _load(engine, quiet)
     if llm.assembly.template is None and not raw:
@@ -127,7 +137,7 @@ def run(prompt: tuple[str, ...], raw: bool, as_json: bool, quiet: bool, **flags:
     else:
         ids = llm.chat_ids(_messages(talk, text))
     answer = _Answer(len(ids), start)
-    _watch(answer, llm.stream(ids, _params(talk)), echo=not as_json)
+    _watch(answer, llm.stream([ids], _params(talk)), echo=not as_json)
     if as_json:
         click.echo(json.dumps(answer.report(llm)))
     else:
@@ -135,6 +145,15 @@ def run(prompt: tuple[str, ...], raw: bool, as_json: bool, quiet: bool, **flags:
         _note(answer.summary(), quiet)
     if answer.finish == "abort":
         sys.exit(INTERRUPTED)
+
+
+def _utf8(text: str) -> str:
+    """Refuses bytes that are no UTF-8, which Python reads as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise click.ClickException("the prompt is not valid UTF-8") from None
+    return text
 
 
 def _messages(talk: TalkConfig, text: str) -> list[dict[str, str]]:

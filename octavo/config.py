@@ -27,7 +27,7 @@ def parse_bytes(text: str | int) -> int:
     """Bytes from "1GiB", "512 MiB", "1.5g" or a plain number. Raises `InvalidRequest`."""
     if isinstance(text, int):
         return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text.lower())
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text.lower())
     if match is None or match[2] not in _UNITS:
         raise InvalidRequest(f"{text!r} is not a size; write it like 1GiB, 512MiB or 1500000000")
     return int(float(match[1]) * _UNITS[match[2]])
@@ -45,6 +45,16 @@ def show_bytes(count: float) -> str:
 def knob(default: Any, text: str, **extra: Any) -> Any:
     """A field with its help. extra: short="-m", metavar="SIZE", size=True (takes 1GiB)."""
     return field(default=default, metadata={"help": text, **extra})
+
+
+# Far above any use: what is larger is a slip of the hand, and would not fit the kernels' integers.
+_MOST = {
+    "kv_memory": 2**50,
+    "threads": 4096,
+    "max_context": 2**31 - 1,
+    "max_rows": 2**16,
+    "max_batch_tokens": 2**20,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +86,10 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("kv_memory", "threads", "max_context"):
+        for name, most in _MOST.items():
             value = getattr(self, name)
-            _need(value is None or value >= 1, name, "at least 1", value)
-        for name in ("max_rows", "max_batch_tokens"):
-            _need(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+            ok = value is None or 1 <= value <= most
+            _need(ok, name, f"at least 1 and at most {most}", value)
         _need(bool(self.model), "model", "a name or a path", self.model)
         _need(
             self.policy in ("fcfs", "priority", "static"),

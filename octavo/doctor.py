@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.config import show_bytes
-from octavo.errors import OctavoError
+from octavo.errors import InvalidRequest, OctavoError
 
 Rows = list[tuple[str, str]]
 
@@ -41,6 +41,10 @@ class Report:
 
 def examine(model: str, seconds: float = 2.0) -> Report:
     """Look at the machine, measure it for about `seconds`, and look at a model without fetching."""
+    if not 0 < seconds <= 3600:
+        raise InvalidRequest(
+            f"--seconds must be above 0 and at most 3600, got {seconds}", "seconds"
+        )
     report = Report()
     _software(report)
     _machine(report)

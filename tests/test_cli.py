@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +187,50 @@ def test_configurations_refuse_nonsense() -> None:
         with pytest.raises(InvalidRequest):
             make()
     assert TalkConfig().temperature < 1
+
+
+@pytest.mark.parametrize(
+    "flag", ["--kv-memory", "--threads", "--max-context", "--max-rows", "--max-batch-tokens"]
+)
+@pytest.mark.parametrize("value", ["0", "99999999999", "9" * 30, "9" * 5000])
+def test_sizes_out_of_reach_are_refused_in_one_line(flag: str, value: str) -> None:
+    """Nothing is loaded for them, and no integer of the kernels overflows."""
+    if (flag, value) == ("--kv-memory", "99999999999"):
+        pytest.skip("93 GiB is a size")
+    for command in (["run", "hi"], ["serve"], ["chat"], ["bench"]):
+        result = call(*command, flag, value)
+        assert result.exit_code in (1, 2)
+        assert isinstance(result.exception, SystemExit)
+        assert flag in result.stderr
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e9"])
+def test_doctor_refuses_a_time_that_is_none(seconds: str) -> None:
+    result = call("doctor", "--seconds", seconds)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "--seconds" in result.stderr
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_prompt_without_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeTokenizer, "encode", lambda *_, **__: [])
+    result = call("run", "--raw", "")
+    assert result.exit_code == 1
+    assert "no tokens" in result.stderr
+
+
+@pytest.mark.usefixtures("fake")
+def test_bytes_that_are_no_text_are_refused() -> None:
+    result = call("run", "a\udcffb")
+    assert result.exit_code == 1
+    assert "not valid UTF-8" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [(">&-", 0), ("2>&-", 0), ("<&-", 0), ("<&- >&- 2>&-", 0), (">/dev/full", 1)]
+)
+def test_closed_and_full_streams_are_no_traceback(end: str, code: int) -> None:
+    command = f"{shlex.quote(sys.executable)} -m octavo.cli pull --json {end}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr

@@ -96,7 +96,7 @@ def _unknown(name: str) -> str:
     if "/" in name or name.endswith(".gguf"):
         return f"no such file or directory: {name}"
     near = difflib.get_close_matches(name, MODELS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    hint = f"; did you mean {near[0]}?" if near else "."
     return (
         f"no model is called {name!r}{hint} Known: {', '.join(MODELS)}; "
         "or a .gguf file, a Hugging Face directory, or org/name on the hub"
