@@ -12,8 +12,9 @@ namespace octavo {
 // weights' offsets and minima need. Rows are interleaved `group` at a time in blocks of 32 values,
 // so that a tile of rows reads consecutive bytes: element i of block b of row r is at
 // ((r / group * blocks + b) * group + r % group) * 32 + i.
-// With ACT_PAIR a value is two bytes, d * (256 * q[i] + q[32 + i]) with d = amax / 127 / 256: 15 bits
-// and a sign, for 9/5 of the time (19/11 where weights have minima). Sums are of 256 * q + q' then.
+// With ACT_PAIR a value is two bytes, d * (256 * q[i] + q[32 + i]) with d = amax / 127 / 256: 15
+// bits and a sign, for 9/5 of the time (19/11 where weights have minima), and the sums are of those
+// values.
 // A block that holds a NaN or an infinity becomes d = NaN: its row's outputs are NaN, no other's.
 struct Acts {
   int64_t rows, k, blocks, group;
@@ -47,6 +48,9 @@ struct LinearTable {
   // Writes row `row` of `acts` from x [acts.k] in all its forms. Rows may be prepared by different
   // threads; rows of one group share cache lines, so hand them out in multiples of MAX_GROUP.
   void (*prepare)(const Acts& acts, int64_t row, const float* x);
+  // Likewise its blocks b0..b1 of 32 values alone; x points at value 32 * b0. The padding after the
+  // last value belongs to the last block that has one.
+  void (*prepare_blocks)(const Acts& acts, int64_t row, int64_t b0, int64_t b1, const float* x);
   // out[(row - row0) * ld + (panel - panel0) * 16 + c] = sum over k of w[panel * 16 + c][k] *
   // x[row][k], for all 16 c of every panel: columns beyond w.n are written too. With fp32, weights
   // are dequantised and every product is in float.

@@ -208,8 +208,8 @@ OCTAVO_INLINE void dot_rows(const Block& x, int from, int to, const int8_t* q, i
     for (int r = 0; r < R; ++r) acc[r] = dot<T>(acc[r], x.w[j], q + r * row_bytes + 4 * j);
 }
 
-// Sums over the quads from..to of (weight - offset) * activation for up to 4 rows. A row alone would
-// wait for each product: it has two chains, whose sum is the same integer.
+// Sums over the quads from..to of (weight - offset) * activation for up to 4 rows. A row alone
+// would wait for each product: it has two chains, whose sum is the same integer.
 template <class T, int R, bool PAIR>
 OCTAVO_INLINE void integer_part(const Block& x, int from, int to, const int8_t* q,
                                 const int32_t* n, I* sum) {
@@ -616,17 +616,18 @@ OCTAVO_INLINE void quantise_block(const Acts& a, int64_t group, int64_t b, int64
   }
 }
 
-void prepare(const Acts& a, int64_t row, const float* x) {
+void prepare_blocks(const Acts& a, int64_t row, int64_t b0, int64_t b1, const float* x) {
   const int64_t group = row / a.group, r = row % a.group;
-  for (int64_t b = 0; b < a.blocks; ++b) {
+  if (b1 * 32 >= a.k) b1 = a.blocks;
+  for (int64_t b = b0; b < b1; ++b, x += 32) {
     const int64_t left = a.k - b * 32;
     F x0, x1;
     if (left >= 32) {
-      x0 = load(x + b * 32);
-      x1 = load(x + b * 32 + 16);
+      x0 = load(x);
+      x1 = load(x + 16);
     } else {
-      x0 = left <= 0 ? zero_f() : load_n(x + b * 32, left < 16 ? left : 16);
-      x1 = left <= 16 ? zero_f() : load_n(x + b * 32 + 16, left - 16);
+      x0 = left <= 0 ? zero_f() : load_n(x, left < 16 ? left : 16);
+      x1 = left <= 16 ? zero_f() : load_n(x + 16, left - 16);
     }
     const int64_t at = ((group * a.blocks + b) * a.group + r) * 32;
     if (a.needs & ACT_A8) quantise_block(a, group, b, r, x0, x1);
@@ -641,6 +642,8 @@ void prepare(const Acts& a, int64_t row, const float* x) {
   }
 }
 
+void prepare(const Acts& a, int64_t row, const float* x) { prepare_blocks(a, row, 0, a.blocks, x); }
+
 void embed_row(const PackedWeight& w, int64_t id, float scale, float* out) {
   alignas(64) float block[512];
   const Dequantise dequantise_block = dequantiser(w.type);
@@ -653,7 +656,7 @@ void embed_row(const PackedWeight& w, int64_t id, float scale, float* out) {
   }
 }
 
-constexpr LinearTable LINEAR = {linear_needs, prepare, linear, embed_row};
+constexpr LinearTable LINEAR = {linear_needs, prepare, prepare_blocks, linear, embed_row};
 
 }  // namespace
 }  // namespace octavo
