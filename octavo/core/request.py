@@ -203,8 +203,8 @@ class Sequence:
     share it. hashes: of the leading full blocks, as far as known.
     scores: prompt logprobs so far, of tokens 1, 2, ... key: place in the policy's order.
     max_len: tokens (prompt and output) at which it ends by length. stop_from: tokens before which
-    no stop id may be chosen. penalised: whether choosing looks at the tokens before. may_draft:
-    whether guesses are welcome. notes: what the drafter remembers of it.
+    no stop id (`suppress`, sorted) may be chosen. penalised: whether choosing looks at the tokens
+    before. may_draft: whether guesses are welcome. notes: what the drafter remembers of it.
     """
 
     __slots__ = (
@@ -233,6 +233,7 @@ class Sequence:
         "scores",
         "state",
         "stop_from",
+        "suppress",
         "tokens",
         "watcher",
     )
@@ -258,6 +259,8 @@ class Sequence:
         self.hashes: list[BlockHash] = []
         params = request.params
         self.stop_from = self.num_prompt + params.min_tokens
+        # Once: sorting a vocabulary in every step would hold up everybody's.
+        self.suppress = tuple(sorted(request.stop_ids)) if params.min_tokens else ()
         self.penalised = (
             params.repetition_penalty != 1.0
             or params.presence_penalty != 0.0

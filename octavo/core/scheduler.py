@@ -638,7 +638,7 @@ def _sample(seq: Sequence) -> SampleSpec:
     """What choosing the sequence's next token needs."""
     request, position = seq.request, len(seq.tokens)
     history = seq.tokens[:] if seq.penalised else None
-    suppress = tuple(sorted(request.stop_ids)) if position < seq.stop_from else ()
+    suppress = seq.suppress if position < seq.stop_from else ()
     return SampleSpec(
         request.params, request.seed, seq.choice, position, history, seq.num_prompt, suppress
     )

@@ -23,13 +23,14 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from octavo.config import LOOPBACK, ServerConfig
+from octavo.core.request import shown
 from octavo.core.stats import Timing
 from octavo.door import Caller, Door
 from octavo.errors import InvalidRequest, Overloaded, UnknownModel
 from octavo.server import protocol
 from octavo.server.auth import Key, Keys
 from octavo.server.driver import Driver
-from octavo.server.exchange import Exchange, Job, header, read_body
+from octavo.server.exchange import Bodies, Exchange, Job, header
 from octavo.server.metrics import Metrics
 from octavo.server.problems import http_problem, problem, reply_json
 from octavo.server.reply import Asked, ChatShape, CompletionShape, Head
@@ -38,6 +39,7 @@ from octavo.text import Tokenizer
 OPEN_PATHS = ("/health", "/ready")
 INLINE_BODY = 4 * 1024  # longer bodies are parsed and tokenised in a thread
 BODY_SECONDS = 60.0
+BODIES = 16  # largest bodies that may be on their way at once, or as many bytes of smaller ones
 SEND_SECONDS = 60.0  # a client that reads nothing for so long has left
 Template = Callable[[list[dict[str, str]]], list[int]]
 
@@ -106,6 +108,7 @@ class App:
         self.keys = keys
         self.driver.ended = self._ended
         self.draining = False
+        self.bodies = Bodies(config.max_body, BODIES * config.max_body)
         self.occupancy = Occupancy(config.max_queue, driver.clock)
         self.limits = protocol.Limits(config.max_n, config.max_prompts, served.priority)
         self.parsers = ThreadPoolExecutor(2, thread_name_prefix="octavo-parse")
@@ -260,7 +263,7 @@ class App:
     def check_model(self, name: str) -> None:
         if name != self.served.name:
             raise UnknownModel(
-                f"the model {name!r} is not served here; {self.served.name!r} is", "model"
+                f"the model {shown(name)} is not served here; {self.served.name!r} is", "model"
             )
 
     def chat_job(self, data: bytes, key: Key | None) -> Job:
@@ -348,7 +351,7 @@ class Generate:
         # A place is taken only when the body is here: a client that trickles it holds none.
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                data = await read_body(scope, receive, app.config.max_body)
+                data = await app.bodies.read(scope, receive)
         except TimeoutError:
             raise HTTPException(408, f"the body took over {BODY_SECONDS:g} s") from None
         if data is None:

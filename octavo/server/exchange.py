@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from octavo.core.request import Request
+from octavo.errors import Overloaded
 from octavo.server.driver import Admitted, Driver, Failed, Ticket
 from octavo.server.metrics import Metrics
 from octavo.server.problems import envelope
@@ -171,24 +172,45 @@ def _start(status: int, kind: bytes, length: int | None = None) -> Message:
     return {"type": "http.response.start", "status": status, "headers": headers}
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
-    """The whole body, or None if the client left. Raises HTTP 413 above `limit` bytes."""
-    declared = header(scope, b"content-length")
-    too_large = HTTPException(413, f"the body may have at most {limit} bytes")
-    if declared.isdecimal() and int(declared) > limit:
-        raise too_large
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise too_large
-        parts.append(part)
-        if not message.get("more_body"):
-            return b"".join(parts)
+class Bodies:
+    """Bytes of request bodies that are being read, of all connections together.
+
+    Without a limit, clients that send most of a body and wait would fill the memory.
+    """
+
+    def __init__(self, most_each: int, most: int) -> None:
+        self.most_each = most_each
+        self.most = most
+        self.held = 0
+
+    async def read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body, or None if the client left.
+
+        Raises HTTP 413 for one above `most_each` bytes, `Overloaded` while all hold `most`.
+        """
+        declared = header(scope, b"content-length")
+        if declared.isdecimal() and int(declared) > self.most_each:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                part = message.get("body", b"")
+                if len(body) + len(part) > self.most_each:
+                    raise self._too_large()
+                if self.held + len(part) > self.most:
+                    raise Overloaded("too many request bodies are being sent at once", 5.0)
+                self.held += len(part)
+                body += part
+                if not message.get("more_body"):
+                    return bytes(body)
+        finally:
+            self.held -= len(body)
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"the body may have at most {self.most_each} bytes")
 
 
 def header(scope: Scope, name: bytes) -> str:

@@ -254,7 +254,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...] | None:
 def _bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...] | None:
     if bias is None:
         return None
-    if not all(re.fullmatch(r"[0-9]{1,9}", key) for key in bias):
+    if not all(re.fullmatch(r"0|[1-9][0-9]{0,8}", key) for key in bias):
         raise InvalidRequest("logit_bias maps token ids to numbers in [-100, 100]", "logit_bias")
     return tuple(sorted((int(key), value) for key, value in bias.items()))
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.exceptions import HTTPException
 
 from octavo.core.request import FinishReason
-from octavo.errors import EngineError, InvalidRequest
+from octavo.errors import EngineError, InvalidRequest, Overloaded
 from octavo.server.auth import Keys
+from octavo.server.exchange import Bodies
 from tests.server.fakes import BOOM, CHOKES, FakeExecutor
 from tests.server.house import House, chat, completion, events, inside
 
@@ -231,6 +233,50 @@ def test_a_model_without_a_template_says_so() -> None:
     answer = ask(CHAT, chat(), House(template=None))
     assert answer.status_code == 400
     assert "chat template" in error_of(answer)["message"]
+
+
+def test_bodies_on_their_way_have_a_limit_together() -> None:
+    """Clients that send most of a body and wait cannot fill the memory; nor do they keep places."""
+
+    async def main() -> None:
+        bodies = Bodies(100, 250)
+        wait = asyncio.Event()
+
+        async def slow() -> bytes | None:
+            parts = iter([b"x" * 60, b"y" * 40])
+
+            async def receive() -> Any:
+                part = next(parts)
+                if part[:1] == b"y":
+                    await wait.wait()
+                    return {"type": "http.request", "body": part, "more_body": False}
+                return {"type": "http.request", "body": part, "more_body": True}
+
+            return await bodies.read({"headers": []}, receive)
+
+        async def whole(size: int) -> bytes | None:
+            async def receive() -> Any:
+                return {"type": "http.request", "body": b"z" * size, "more_body": False}
+
+            return await bodies.read({"headers": []}, receive)
+
+        tasks = [asyncio.create_task(slow()) for _ in range(4)]
+        await asyncio.sleep(0)
+        assert bodies.held == 240
+        with pytest.raises(Overloaded):
+            await whole(11)
+        with pytest.raises(HTTPException):
+            await whole(101)
+        assert await whole(10) == b"z" * 10
+        tasks[0].cancel()
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        assert bodies.held == 120
+        wait.set()
+        assert await tasks[2] == await tasks[3] == b"x" * 60 + b"y" * 40
+        assert bodies.held == 0
+
+    asyncio.run(main())
 
 
 def test_a_body_beyond_the_cap_is_413() -> None:
