@@ -70,6 +70,19 @@ void AttendPlan::run(const AttentionTable& k, const KvCache& kv, const AttendCal
   else run_whole(k, kv, call, next);
 }
 
+void AttendPlan::finish(const AttentionTable& k, const AttendCall& call, const Item& item,
+                        const AttendArgs& a, const float* state) const {
+  k.finish(a, item.row0, item.rows, state);
+  if (call.prepare_blocks == nullptr) return;
+  const int64_t blocks = a.dim / 32, first = (*rows_)[size_t(item.row)].first;
+  for (int64_t row = item.row0; row < item.row0 + item.rows; ++row) {
+    const int64_t token = row / a.group, head = row % a.group;
+    const int64_t b = (item.kv_head * a.group + head) * blocks;
+    call.prepare_blocks(call.acts, first + token, call.paired, b, b + blocks,
+                        a.out + token * a.out_ld + head * a.dim);
+  }
+}
+
 void AttendPlan::run_whole(const AttentionTable& k, const KvCache& kv, const AttendCall& call,
                            std::atomic<int64_t>& next) {
   alignas(64) float state[attend_state_floats(TILE_ROWS, MAX_HEAD_DIM)];
@@ -81,7 +94,7 @@ void AttendPlan::run_whole(const AttentionTable& k, const KvCache& kv, const Att
       const AttendArgs a = args(item, kv, call);
       const SplitRange s = attend_splits(a, item.row0, item.rows);
       k.attend(a, item.row0, item.rows, s.begin, s.end, state, true);
-      k.finish(a, item.row0, item.rows, state);
+      finish(k, call, item, a, state);
     }
   }
 }
@@ -111,7 +124,7 @@ void AttendPlan::run_split(const AttentionTable& k, const KvCache& kv, const Att
     done.store(0, std::memory_order_relaxed);
     for (int64_t p = 1; p < count; ++p)
       k.fold(states, states + p * stride, item.rows, heads_.head_dim);
-    k.finish(a, item.row0, item.rows, states);
+    finish(k, call, item, a, states);
   }
 }
 

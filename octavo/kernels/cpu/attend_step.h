@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "linear.h"
 #include "memory.h"
 
 namespace octavo {
@@ -38,6 +39,11 @@ struct AttendCall {
   float* out;
   int64_t ld, layer, window;  // window 0: all
   float scale;
+  // If given, what is written is also prepared for the op that reads it (RowTable).
+  void (*prepare_blocks)(const Acts&, int64_t row, bool paired, int64_t b0, int64_t b1,
+                         const float* x) = nullptr;
+  Acts acts = {};
+  bool paired = false;
 };
 
 class AttendPlan {
@@ -54,6 +60,8 @@ class AttendPlan {
     int32_t row, kv_head, row0, rows;
   };
   AttendArgs args(const Item& item, const KvCache& kv, const AttendCall& call) const;
+  void finish(const AttentionTable& k, const AttendCall& call, const Item& item,
+              const AttendArgs& a, const float* state) const;
   void run_whole(const AttentionTable& k, const KvCache& kv, const AttendCall& call,
                  std::atomic<int64_t>& next);
   void run_split(const AttentionTable& k, const KvCache& kv, const AttendCall& call,

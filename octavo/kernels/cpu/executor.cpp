@@ -43,7 +43,7 @@ struct alignas(64) Executor::Thread {
   int64_t counter;   // how many shared counters this thread has passed in this step
   uint8_t* acts;     // REDUNDANT_ROWS rows
   float *tile, *tile2;
-  float *row, *rest;  // one row of the widest activation
+  float* row;        // one row of the widest activation
   float* pairs;       // sums to be of multiply()
   void* sample;
 };
@@ -95,8 +95,29 @@ uint32_t Executor::needs(const OpSpec& op) const {
   return all;
 }
 
+// Rounding to int8 is local to 32 elements, so a value that one op alone reads is prepared for it by
+// the threads that compute it, if each computes whole blocks: one barrier less.
+void Executor::link() {
+  for (OpSpec& op : ops_) {
+    if (op.kind != OpKind::NormGateUpAct && op.kind != OpKind::Attend) continue;
+    if (op.kind == OpKind::Attend && config_.heads.head_dim % 32 != 0) continue;
+    int32_t reader = -1, count = 0;
+    for (size_t i = 0; i < ops_.size(); ++i)
+      if (ops_[i].x == op.out || ops_[i].residual == op.out) reader = int32_t(i), ++count;
+    if (count != 1 || ops_[size_t(reader)].x != op.out || ops_[size_t(reader)].norm) continue;
+    op.passes_to = reader;
+    ops_[size_t(reader)].received = true;
+  }
+}
+
+Acts Executor::passed_acts(const OpSpec& reader) const {
+  return acts_at(passed_acts_, acts_rows(reader, step_.num_tokens), reader.weights[0].k,
+                 needs(reader));
+}
+
 void Executor::finish(int64_t arena_bytes) {
-  size_t shared = 0, own = 0, total = 0;
+  link();
+  size_t shared = 0, passed = 0, own = 0, total = 0;
   int64_t widest = config_.hidden, vocab = 0;
   bool post = false;
   auto carve = [&](size_t bytes) {
@@ -109,7 +130,9 @@ void Executor::finish(int64_t arena_bytes) {
     const int64_t k = op.weights[0].k;
     const bool head = op.kind == OpKind::FinalNormHead;
     if (head) vocab = op.weights[0].panels * LANES;
-    shared = std::max(shared, acts_bytes(acts_rows(op, head ? MAX_LOGITS_ROWS : config_.max_tokens), k, needs(op)));
+    const int64_t rows = acts_rows(op, head ? MAX_LOGITS_ROWS : config_.max_tokens);
+    size_t& buffer = op.received ? passed : shared;
+    buffer = std::max(buffer, acts_bytes(rows, k, needs(op)));
     own = std::max(own, acts_bytes(acts_rows(op, REDUNDANT_ROWS), k, needs(op)));
     widest = std::max(widest, k);
     post |= op.post_norm != nullptr;
@@ -117,7 +140,7 @@ void Executor::finish(int64_t arena_bytes) {
   const int64_t rows = vocab ? LOGITS_BYTES / (vocab * 4) : 0;
   logits_rows_ = std::clamp(rows, MIN_LOGITS_ROWS, MAX_LOGITS_ROWS);
   logits_rows_ = std::min(logits_rows_, std::max<int64_t>(1, config_.max_outputs));
-  const size_t at_acts = carve(shared), at_logits = carve(size_t(logits_rows_ * vocab * 4)),
+  const size_t at_acts = carve(shared), at_passed = carve(passed), at_logits = carve(size_t(logits_rows_ * vocab * 4)),
                at_post = carve(post ? size_t(config_.max_tokens * align(config_.hidden, 16) * 4) : 0),
                at_angles = carve(ropes_.size() * size_t(config_.max_tokens * config_.heads.head_dim * 4));
   const int n = pool_.threads();
@@ -126,13 +149,14 @@ void Executor::finish(int64_t arena_bytes) {
   for (int i = 0; i < n; ++i) {
     at[size_t(i) * 4] = carve(own);
     at[size_t(i) * 4 + 1] = carve(TILE_FLOATS * 4 * 2 + PAIR_FLOATS * 4);
-    at[size_t(i) * 4 + 2] = carve(row * 2);
+    at[size_t(i) * 4 + 2] = carve(row);
     at[size_t(i) * 4 + 3] = carve(sample_scratch_bytes(config_.vocab));
   }
   scratch_ = Region(total);
   arena_ = Region(size_t(arena_bytes));
   uint8_t* base = scratch_.data();
   shared_acts_ = base + at_acts;
+  passed_acts_ = base + at_passed;
   logits_ = reinterpret_cast<float*>(base + at_logits);
   post_ = reinterpret_cast<float*>(base + at_post);
   angles_ = reinterpret_cast<float*>(base + at_angles);
@@ -140,8 +164,7 @@ void Executor::finish(int64_t arena_bytes) {
     const size_t* a = &at[size_t(i) * 4];
     auto* tile = reinterpret_cast<float*>(base + a[1]);
     threads_.push_back({i, 0, base + a[0], tile, tile + TILE_FLOATS,
-                        reinterpret_cast<float*>(base + a[2]),
-                        reinterpret_cast<float*>(base + a[2] + row), tile + 2 * TILE_FLOATS,
+                        reinterpret_cast<float*>(base + a[2]), tile + 2 * TILE_FLOATS,
                         base + a[3]});
   }
   num_counters_ = int64_t(ops_.size()) * COUNTERS_PER_OP +
@@ -283,7 +306,8 @@ void Executor::share(Thread& t, int64_t units, int64_t grain, const Fn& fn) {
     fn(i, std::min(i + grain, units));
 }
 
-// Calls fn(panel0, panel1, row0, row1) over all panels and rows, tiles of at most TILE_FLOATS.
+// Calls fn(panel0, panel1, row0, row1) over all panels and rows, tiles of at most TILE_FLOATS that
+// begin at even panels: whole blocks of 32 columns.
 template <class Fn>
 void Executor::share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, const Fn& fn) {
   // Few rows: all of them with a run of panels. Many: the panels of a chunk stay in the cache while
@@ -291,11 +315,13 @@ void Executor::share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, c
   const int64_t most = k <= 1024 ? 2 * SMALL_ROWS : SMALL_ROWS;
   const int64_t height = rows <= SMALL_ROWS ? rows : align(ceil_div(rows, ceil_div(rows, most)), MAX_GROUP);
   const int64_t blocks = ceil_div(rows, height);
-  const int64_t width = std::max<int64_t>(1, TILE_FLOATS / (height * LANES));
+  const int64_t width = TILE_FLOATS / (height * LANES) / 2 * 2;
   if (rows <= SMALL_ROWS) {
-    const int64_t grain = std::clamp<int64_t>(panels / 64, 2, 16);
-    share(t, panels, grain, [&](int64_t p0, int64_t p1) {
-      for (int64_t p = p0; p < p1; p += width) fn(p, std::min(p + width, p1), int64_t(0), rows);
+    const int64_t grain = std::clamp<int64_t>(panels / 128, 1, 8);
+    share(t, ceil_div(panels, 2), grain, [&](int64_t u0, int64_t u1) {
+      const int64_t end = std::min(2 * u1, panels);
+      for (int64_t p = 2 * u0; p < end; p += width)
+        fn(p, std::min(p + width, end), int64_t(0), rows);
     });
     return;
   }
@@ -307,27 +333,18 @@ void Executor::share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, c
   });
 }
 
-void Executor::prepare_row(Thread& t, const OpSpec& op, const Acts& acts, int64_t row,
-                           const float* x) {
-  if (!op.paired) return linear_.prepare(acts, row, x);
-  linear_.prepare(acts, 2 * row, x);
-  rows_.int8_rest(acts, 2 * row, x, t.rest);
-  linear_.prepare(acts, 2 * row + 1, t.rest);
-  if (acts.h != nullptr || acts.f != nullptr) rows_.clear_floats(acts, 2 * row + 1);
-}
-
 template <class Source>
 Acts Executor::prepare(Thread& t, const OpSpec& op, int64_t rows, const Source& source) {
   const bool own = rows <= REDUNDANT_ROWS;
   const Acts acts = acts_at(own ? t.acts : shared_acts_, acts_rows(op, rows), op.weights[0].k,
                             needs(op));
+  auto row = [&](int64_t r) { rows_.prepare_blocks(acts, r, op.paired, 0, acts.blocks, source(r)); };
   if (own || pool_.threads() == 1) {
-    for (int64_t r = 0; r < rows; ++r) prepare_row(t, op, acts, r, source(r));
+    for (int64_t r = 0; r < rows; ++r) row(r);
     return acts;
   }
   share(t, ceil_div(rows, MAX_GROUP), 1, [&](int64_t g0, int64_t g1) {
-    for (int64_t r = g0 * MAX_GROUP; r < std::min(g1 * MAX_GROUP, rows); ++r)
-      prepare_row(t, op, acts, r, source(r));
+    for (int64_t r = g0 * MAX_GROUP; r < std::min(g1 * MAX_GROUP, rows); ++r) row(r);
   });
   barrier(t);
   return acts;
@@ -474,8 +491,14 @@ void Executor::qkv_values(const OpSpec& op, const Acts& acts, Thread& t, int64_t
 }
 
 void Executor::attend(const OpSpec& op, Thread& t) {
-  const AttendCall call{value(op.x), value(op.out), values_[size_t(op.x)].ld, op.layer, op.window,
-                        op.scale};
+  AttendCall call{value(op.x), value(op.out), values_[size_t(op.x)].ld, op.layer, op.window,
+                  op.scale, nullptr, {}, false};
+  if (op.passes_to >= 0) {
+    const OpSpec& reader = ops_[size_t(op.passes_to)];
+    call.prepare_blocks = rows_.prepare_blocks;
+    call.acts = passed_acts(reader);
+    call.paired = reader.paired;
+  }
   attention_.run(*kernels_.attention, kv_, call, counters_[size_t(t.counter++)]);
   barrier(t);
 }
@@ -486,7 +509,9 @@ void Executor::project_residual(const OpSpec& op, Thread& t) {
   float* out = value(op.out);
   const int64_t rows = step_.num_tokens, in_ld = values_[size_t(op.x)].ld;
   const int64_t ld = values_[size_t(op.out)].ld, x_ld = values_[size_t(op.residual)].ld;
-  const Acts acts = prepare(t, op, rows, [&](int64_t r) { return in + r * in_ld; });
+  const Acts acts = op.received
+                        ? passed_acts(op)
+                        : prepare(t, op, rows, [&](int64_t r) { return in + r * in_ld; });
   if (op.post_norm == nullptr) {
     share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
       const int64_t width = (p1 - p0) * LANES, c = p0 * LANES;
@@ -518,13 +543,18 @@ void Executor::norm_gate_up_act(const OpSpec& op, Thread& t) {
   const int64_t rows = step_.num_tokens, ld = values_[size_t(op.out)].ld;
   float* out = value(op.out);
   const Acts acts = prepare_normed(t, op, value(op.x), values_[size_t(op.x)].ld, rows);
+  const OpSpec* reader = op.passes_to < 0 ? nullptr : &ops_[size_t(op.passes_to)];
+  const Acts next = reader ? passed_acts(*reader) : Acts{};
   share_tiles(t, gate.panels, rows, gate.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
     const int64_t width = (p1 - p0) * LANES, c = p0 * LANES;
     multiply(t, op, 0, acts, {p0, p1, r0, r1}, t.tile, width);
     multiply(t, op, 1, acts, {p0, p1, r0, r1}, t.tile2, width);
-    for (int64_t r = r0; r < r1; ++r)
+    for (int64_t r = r0; r < r1; ++r) {
+      float* h = reader ? t.tile + (r - r0) * width : out + r * ld + c;
       rows_.act_mul(op.act, t.tile + (r - r0) * width, t.tile2 + (r - r0) * width,
-                    std::min(width, gate.n - c), out + r * ld + c);
+                    std::min(width, gate.n - c), h);
+      if (reader) rows_.prepare_blocks(next, r, reader->paired, p0 / 2, (p1 + 1) / 2, h);
+    }
   });
   barrier(t);
 }

@@ -40,6 +40,10 @@ struct OpSpec {
   float eps = 0, scale = 1;
   Act act = Act::Silu;
   bool paired = false;  // int8 activations as a pair of rows: the rounded one and what it left
+  // Set by finish(): the op that alone reads `out`, if its activations are prepared right here by
+  // whoever computes them; and that this op's are given so.
+  int32_t passes_to = -1;
+  bool received = false;
 };
 
 struct ExecutorConfig {
@@ -120,7 +124,8 @@ class Executor {
   // Fills the activations of `rows` rows; source(r) gives a row of weights[0].k floats.
   template <class Source>
   Acts prepare(Thread& t, const OpSpec& op, int64_t rows, const Source& source);
-  void prepare_row(Thread& t, const OpSpec& op, const Acts& acts, int64_t row, const float* x);
+  Acts passed_acts(const OpSpec& reader) const;
+  void link();
   // LinearTable::linear for rows as the op sees them, paired or not.
   void multiply(Thread& t, const OpSpec& op, int weight, const Acts& acts, const Tile& tile,
                 float* out, int64_t ld);
@@ -157,6 +162,7 @@ class Executor {
   Region kv_memory_, arena_, scratch_;
   // Carved out of scratch_.
   uint8_t* shared_acts_ = nullptr;
+  uint8_t* passed_acts_ = nullptr;  // from op to op
   float* logits_ = nullptr;
   float* post_ = nullptr;
   float* angles_ = nullptr;  // [rope][max_tokens][cos half, sin half]

@@ -68,30 +68,54 @@ void rope(float* x, const float* cos, const float* sin, int64_t half) {
   }
 }
 
-// Where block b of a row lies in every plane of Acts, in blocks (linear.h).
-OCTAVO_INLINE int64_t block_index(const Acts& a, int64_t row, int64_t b) {
-  return (row / a.group * a.blocks + b) * a.group + row % a.group;
-}
-
-void int8_rest(const Acts& a, int64_t row, const float* x, float* rest) {
-  for (int64_t b = 0; b * 32 < a.k; ++b) {
-    const int64_t at = block_index(a, row, b);
-    const F d = neg(set1(a.d[at]));
-    for (int64_t i = b * 32; i < b * 32 + 32 && i < a.k; i += 16) {
-      const int64_t n = a.k - i < 16 ? a.k - i : 16;
-      const F q = to_f32(load_i8(a.q + at * 32 + i % 32));
-      store_n(rest + i, fma(d, q, load_n(x + i, n)), n);
-    }
+// Block b of row `row` of acts from its 32 elements.
+OCTAVO_INLINE void prepare_block(const Acts& a, int64_t row, int64_t b, F x0, F x1) {
+  const int64_t group = row / a.group, r = row % a.group;
+  const int64_t at = ((group * a.blocks + b) * a.group + r) * 32;
+  if (a.needs & ACT_A8) quantise_block(a, group, b, r, x0, x1);
+  if (a.needs & ACT_BF16) {
+    store_bf16(a.h + at, x0);
+    store_bf16(a.h + at + 16, x1);
+  }
+  if (a.needs & ACT_F32) {
+    store(a.f + at, x0);
+    store(a.f + at + 16, x1);
   }
 }
 
-void clear_floats(const Acts& a, int64_t row) {
-  for (int64_t b = 0; b < a.blocks; ++b) {
-    const int64_t at = block_index(a, row, b) * 32;
-    for (int64_t i = 0; i < 32; ++i) {
-      if (a.h != nullptr) a.h[at + i] = 0;
-      if (a.f != nullptr) a.f[at + i] = 0.0f;
+// Block b of row 2r + 1: what the int8 form of row 2r leaves of x.
+OCTAVO_INLINE void prepare_rest(const Acts& a, int64_t row, int64_t b, F x0, F x1) {
+  const int64_t group = row / a.group, r = row % a.group;
+  const int64_t main = (group * a.blocks + b) * a.group + r, rest = main + 1;
+  const F d = neg(set1(a.d[main]));
+  x0 = fma(d, to_f32(load_i8(a.q + main * 32)), x0);
+  x1 = fma(d, to_f32(load_i8(a.q + main * 32 + 16)), x1);
+  quantise_block(a, group, b, r + 1, x0, x1);
+  if (a.needs & ACT_BF16) {
+    store_bf16(a.h + rest * 32, zero_f());
+    store_bf16(a.h + rest * 32 + 16, zero_f());
+  }
+  if (a.needs & ACT_F32) {
+    store(a.f + rest * 32, zero_f());
+    store(a.f + rest * 32 + 16, zero_f());
+  }
+}
+
+void prepare_blocks(const Acts& a, int64_t row, bool paired, int64_t b0, int64_t b1,
+                    const float* x) {
+  if (b1 * 32 >= a.k) b1 = a.blocks;
+  for (int64_t b = b0; b < b1; ++b, x += 32) {
+    const int64_t left = a.k - b * 32;
+    F x0, x1;
+    if (left >= 32) {
+      x0 = load(x);
+      x1 = load(x + 16);
+    } else {
+      x0 = left <= 0 ? zero_f() : load_n(x, left < 16 ? left : 16);
+      x1 = left <= 16 ? zero_f() : load_n(x + 16, left - 16);
     }
+    prepare_block(a, paired ? 2 * row : row, b, x0, x1);
+    if (paired) prepare_rest(a, 2 * row, b, x0, x1);
   }
 }
 
@@ -192,7 +216,7 @@ int64_t peak(int kind, int64_t iterations, float* sink) {
   return per * PEAK_CHAINS * iterations;
 }
 
-constexpr RowTable ROWS{rms_norm,  add_rows, act_mul, rope,       int8_rest, clear_floats,
+constexpr RowTable ROWS{rms_norm,  add_rows, act_mul, rope,       prepare_blocks,
                         sum_pairs, store_k,  store_v, read_bytes, peak};
 
 }  // namespace
