@@ -13,7 +13,7 @@ namespace {
 // Up to this many rows every thread prepares all activations for itself: cheaper than a barrier.
 constexpr int64_t REDUNDANT_ROWS = 4;
 constexpr int64_t TILE_FLOATS = 32 << 10;
-constexpr int64_t PAIR_FLOATS = 32 << 10;
+constexpr int64_t PAIR_FLOATS = 8 << 10;
 constexpr int64_t SMALL_ROWS = 64;  // one block of rows
 constexpr int64_t CHUNK_PANELS = 8;
 constexpr int64_t LOGITS_BYTES = 16 << 20;
