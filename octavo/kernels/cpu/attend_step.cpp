@@ -78,7 +78,7 @@ void AttendPlan::finish(const AttentionTable& k, const AttendCall& call, const I
   for (int64_t row = item.row0; row < item.row0 + item.rows; ++row) {
     const int64_t token = row / a.group, head = row % a.group;
     const int64_t b = (item.kv_head * a.group + head) * blocks;
-    call.prepare_blocks(call.acts, first + token, call.paired, b, b + blocks,
+    call.prepare_blocks(call.acts, first + token, b, b + blocks,
                         a.out + token * a.out_ld + head * a.dim);
   }
 }

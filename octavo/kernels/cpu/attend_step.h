@@ -39,11 +39,9 @@ struct AttendCall {
   float* out;
   int64_t ld, layer, window;  // window 0: all
   float scale;
-  // If given, what is written is also prepared for the op that reads it (RowTable).
-  void (*prepare_blocks)(const Acts&, int64_t row, bool paired, int64_t b0, int64_t b1,
-                         const float* x) = nullptr;
+  // If given, what is written is also prepared for the op that reads it (LinearTable).
+  void (*prepare_blocks)(const Acts&, int64_t row, int64_t b0, int64_t b1, const float* x) = nullptr;
   Acts acts = {};
-  bool paired = false;
 };
 
 class AttendPlan {

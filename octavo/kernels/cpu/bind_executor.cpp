@@ -177,8 +177,8 @@ nb::dict memory(const BoundExecutor& self) {
 
 // --- Single kernels, for tests ---
 
-// One sequence of start + n tokens whose keys and values go into a cache with shuffled blocks, every
-// other byte of which is 0xff (NaN in both formats); then its last n tokens attend.
+// One sequence whose keys and values go into a cache with shuffled blocks, every other byte of which
+// is 0xff (NaN in both formats); then its last n tokens attend.
 Output attend(const Floats& q, const Floats& k, const Floats& v, double scale, int64_t window,
               int threads, bool fp32, const std::string& isa) {
   if (q.ndim() != 3 || k.ndim() != 3 || v.ndim() != 3)
@@ -288,7 +288,9 @@ nb::dict probe_machine(const std::string& isa, int threads, double seconds, int6
 
 void bind_executor(nb::module_& m) {
   nb::class_<HeadShape>(m, "HeadShape")
-      .def("__init__", [](HeadShape* self, int q, int kv, int dim) { new (self) HeadShape{q, kv, dim}; });
+      .def("__init__", [](HeadShape* self, int q, int kv, int dim) {
+        new (self) HeadShape{q, kv, dim};
+      });
   nb::class_<ExecutorConfig>(m, "ExecutorConfig")
       .def(nb::init<>())
       .def_rw("isa", &ExecutorConfig::isa)
@@ -305,7 +307,9 @@ void bind_executor(nb::module_& m) {
       .def_rw("heads", &ExecutorConfig::heads);
   nb::class_<BoundExecutor>(m, "Executor")
       .def(nb::init<const ExecutorConfig&>())
-      .def("add_rope", [](BoundExecutor& s, std::vector<double> f) { return s.executor.add_rope(std::move(f)); })
+      .def("add_rope", [](BoundExecutor& s, std::vector<double> f) {
+        return s.executor.add_rope(std::move(f));
+      })
       .def("add_value", [](BoundExecutor& s, int64_t t, int64_t n, int64_t c, int64_t ld) {
         s.executor.add_value({t, n, c, ld});
       })

@@ -12,8 +12,8 @@ namespace {
 
 // Up to this many rows every thread prepares all activations for itself: cheaper than a barrier.
 constexpr int64_t REDUNDANT_ROWS = 4;
+constexpr int64_t PREPARE_ROWS = 8;  // rows of one group of Acts share cache lines
 constexpr int64_t TILE_FLOATS = 32 << 10;
-constexpr int64_t PAIR_FLOATS = 8 << 10;
 constexpr int64_t SMALL_ROWS = 64;  // one block of rows
 constexpr int64_t CHUNK_PANELS = 8;
 constexpr int64_t LOGITS_BYTES = 16 << 20;
@@ -44,7 +44,6 @@ struct alignas(64) Executor::Thread {
   uint8_t* acts;     // REDUNDANT_ROWS rows
   float *tile, *tile2;
   float* row;        // one row of the widest activation
-  float* pairs;       // sums to be of multiply()
   void* sample;
 };
 
@@ -84,19 +83,16 @@ const float* Executor::keep_vector(const float* data, int64_t n) {
   return vectors_.back().get();
 }
 
-void Executor::add_op(OpSpec op) {
-  op.paired &= (needs(op) & ACT_A8) != 0;
-  ops_.push_back(std::move(op));
-}
+void Executor::add_op(OpSpec op) { ops_.push_back(std::move(op)); }
 
 uint32_t Executor::needs(const OpSpec& op) const {
   uint32_t all = 0;
   for (const PackedWeight& w : op.weights) all |= linear_.needs(w.type, config_.fp32);
-  return all;
+  return (all & ACT_A8) && op.paired ? all | ACT_PAIR : all;
 }
 
-// Rounding to int8 is local to 32 elements, so a value that one op alone reads is prepared for it by
-// the threads that compute it, if each computes whole blocks: one barrier less.
+// Rounding to int8 is local to 32 elements, so a value that one op alone reads is prepared for it
+// by the threads that compute it, if each computes whole blocks: one barrier less.
 void Executor::link() {
   for (OpSpec& op : ops_) {
     if (op.kind != OpKind::NormGateUpAct && op.kind != OpKind::Attend) continue;
@@ -111,8 +107,7 @@ void Executor::link() {
 }
 
 Acts Executor::passed_acts(const OpSpec& reader) const {
-  return acts_at(passed_acts_, acts_rows(reader, step_.num_tokens), reader.weights[0].k,
-                 needs(reader));
+  return acts_at(passed_acts_, step_.num_tokens, reader.weights[0].k, needs(reader));
 }
 
 void Executor::finish(int64_t arena_bytes) {
@@ -130,25 +125,27 @@ void Executor::finish(int64_t arena_bytes) {
     const int64_t k = op.weights[0].k;
     const bool head = op.kind == OpKind::FinalNormHead;
     if (head) vocab = op.weights[0].panels * LANES;
-    const int64_t rows = acts_rows(op, head ? MAX_LOGITS_ROWS : config_.max_tokens);
+    const int64_t rows = head ? MAX_LOGITS_ROWS : config_.max_tokens;
     size_t& buffer = op.received ? passed : shared;
     buffer = std::max(buffer, acts_bytes(rows, k, needs(op)));
-    own = std::max(own, acts_bytes(acts_rows(op, REDUNDANT_ROWS), k, needs(op)));
+    own = std::max(own, acts_bytes(REDUNDANT_ROWS, k, needs(op)));
     widest = std::max(widest, k);
     post |= op.post_norm != nullptr;
   }
   const int64_t rows = vocab ? LOGITS_BYTES / (vocab * 4) : 0;
   logits_rows_ = std::clamp(rows, MIN_LOGITS_ROWS, MAX_LOGITS_ROWS);
   logits_rows_ = std::min(logits_rows_, std::max<int64_t>(1, config_.max_outputs));
-  const size_t at_acts = carve(shared), at_passed = carve(passed), at_logits = carve(size_t(logits_rows_ * vocab * 4)),
-               at_post = carve(post ? size_t(config_.max_tokens * align(config_.hidden, 16) * 4) : 0),
-               at_angles = carve(ropes_.size() * size_t(config_.max_tokens * config_.heads.head_dim * 4));
+  const size_t tokens = size_t(config_.max_tokens);
+  const size_t at_acts = carve(shared), at_passed = carve(passed);
+  const size_t at_logits = carve(size_t(logits_rows_ * vocab * 4));
+  const size_t at_post = carve(post ? tokens * size_t(align(config_.hidden, LANES)) * 4 : 0);
+  const size_t at_angles = carve(ropes_.size() * tokens * size_t(config_.heads.head_dim) * 4);
   const int n = pool_.threads();
   const size_t row = size_t(align(widest, 64)) * 4;
   std::vector<size_t> at(size_t(n) * 4);
   for (int i = 0; i < n; ++i) {
     at[size_t(i) * 4] = carve(own);
-    at[size_t(i) * 4 + 1] = carve(TILE_FLOATS * 4 * 2 + PAIR_FLOATS * 4);
+    at[size_t(i) * 4 + 1] = carve(TILE_FLOATS * 4 * 2);
     at[size_t(i) * 4 + 2] = carve(row);
     at[size_t(i) * 4 + 3] = carve(sample_scratch_bytes(config_.vocab));
   }
@@ -164,8 +161,7 @@ void Executor::finish(int64_t arena_bytes) {
     const size_t* a = &at[size_t(i) * 4];
     auto* tile = reinterpret_cast<float*>(base + a[1]);
     threads_.push_back({i, 0, base + a[0], tile, tile + TILE_FLOATS,
-                        reinterpret_cast<float*>(base + a[2]), tile + 2 * TILE_FLOATS,
-                        base + a[3]});
+                        reinterpret_cast<float*>(base + a[2]), base + a[3]});
   }
   num_counters_ = int64_t(ops_.size()) * COUNTERS_PER_OP +
                   ceil_div(config_.max_outputs, logits_rows_) * COUNTERS_PER_OP;
@@ -183,15 +179,18 @@ Executor::Memory Executor::memory() const {
 // --- A step ---
 
 const char* Executor::check(const StepInput& s) const {
-  if (s.num_tokens < 1 || s.num_tokens > config_.max_tokens) return "the step's tokens are out of bounds";
+  if (s.num_tokens < 1 || s.num_tokens > config_.max_tokens)
+    return "the step's tokens are out of bounds";
   if (s.num_rows < 1 || s.num_rows > s.num_tokens) return "the step's rows are out of bounds";
-  if (s.num_wanted < 0 || s.num_wanted > config_.max_outputs) return "the step wants too many outputs";
+  if (s.num_wanted < 0 || s.num_wanted > config_.max_outputs)
+    return "the step wants too many outputs";
   int64_t tokens = 0;
   for (int64_t i = 0; i < s.num_rows; ++i) {
     const int32_t* r = s.rows + i * 4;
     const int64_t start = r[0], n = r[1], at = r[2], length = r[3];
     if (start < 0 || n < 1 || start + n > config_.max_context) return "a row is beyond the context";
-    if (at < 0 || length < 0 || at + length > s.num_tables) return "a row's block table is out of bounds";
+    if (at < 0 || length < 0 || at + length > s.num_tables)
+      return "a row's block table is out of bounds";
     if (length * BLOCK_TOKENS < start + n) return "a row's block table is too short";
     tokens += n;
   }
@@ -228,7 +227,7 @@ const char* Executor::run(const StepInput& step, SampleOut* out, float* logits) 
   if (const char* wrong = check(step)) return wrong;
   const int64_t start = now_ns();
   begin(step, out, logits);
-  for (int64_t i = 0; i < num_counters_; ++i) counters_[size_t(i)].store(0, std::memory_order_relaxed);
+  reset_counters();
   only_ = nullptr;
   pool_.run([](void* self, int thread) { static_cast<Executor*>(self)->walk(thread); }, this);
   timing.steps += 1;
@@ -240,11 +239,16 @@ const char* Executor::run_eagerly(const StepInput& step, SampleOut* out, float* 
   if (const char* wrong = check(step)) return wrong;
   begin(step, out, logits);
   for (const OpSpec& op : ops_) {
-    for (int64_t i = 0; i < num_counters_; ++i) counters_[size_t(i)].store(0, std::memory_order_relaxed);
+    reset_counters();
     only_ = &op;
     pool_.run([](void* self, int thread) { static_cast<Executor*>(self)->walk(thread); }, this);
   }
   return nullptr;
+}
+
+void Executor::reset_counters() {
+  for (int64_t i = 0; i < num_counters_; ++i)
+    counters_[size_t(i)].store(0, std::memory_order_relaxed);
 }
 
 void Executor::walk(int thread) {
@@ -275,7 +279,8 @@ void Executor::run_op(const OpSpec& op, Thread& t) {
 
 float* Executor::value(int32_t id) const {
   const Value& v = values_[size_t(id)];
-  return reinterpret_cast<float*>(arena_.data() + v.t * step_.num_tokens + v.s * step_.num_wanted + v.c);
+  const int64_t at = v.t * step_.num_tokens + v.s * step_.num_wanted + v.c;
+  return reinterpret_cast<float*>(arena_.data() + at);
 }
 
 uint8_t* Executor::block_of(int64_t token, int64_t layer, int64_t head) const {
@@ -313,7 +318,8 @@ void Executor::share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, c
   // Few rows: all of them with a run of panels. Many: the panels of a chunk stay in the cache while
   // the blocks of rows pass by.
   const int64_t most = k <= 1024 ? 2 * SMALL_ROWS : SMALL_ROWS;
-  const int64_t height = rows <= SMALL_ROWS ? rows : align(ceil_div(rows, ceil_div(rows, most)), MAX_GROUP);
+  const int64_t even = align(ceil_div(rows, ceil_div(rows, most)), MAX_GROUP);
+  const int64_t height = rows <= SMALL_ROWS ? rows : even;
   const int64_t blocks = ceil_div(rows, height);
   const int64_t width = TILE_FLOATS / (height * LANES) / 2 * 2;
   if (rows <= SMALL_ROWS) {
@@ -336,15 +342,14 @@ void Executor::share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, c
 template <class Source>
 Acts Executor::prepare(Thread& t, const OpSpec& op, int64_t rows, const Source& source) {
   const bool own = rows <= REDUNDANT_ROWS;
-  const Acts acts = acts_at(own ? t.acts : shared_acts_, acts_rows(op, rows), op.weights[0].k,
-                            needs(op));
-  auto row = [&](int64_t r) { rows_.prepare_blocks(acts, r, op.paired, 0, acts.blocks, source(r)); };
+  const Acts acts = acts_at(own ? t.acts : shared_acts_, rows, op.weights[0].k, needs(op));
+  auto row = [&](int64_t r) { linear_.prepare(acts, r, source(r)); };
   if (own || pool_.threads() == 1) {
     for (int64_t r = 0; r < rows; ++r) row(r);
     return acts;
   }
-  share(t, ceil_div(rows, MAX_GROUP), 1, [&](int64_t g0, int64_t g1) {
-    for (int64_t r = g0 * MAX_GROUP; r < std::min(g1 * MAX_GROUP, rows); ++r) row(r);
+  share(t, ceil_div(rows, PREPARE_ROWS), 1, [&](int64_t g0, int64_t g1) {
+    for (int64_t r = g0 * PREPARE_ROWS; r < std::min(g1 * PREPARE_ROWS, rows); ++r) row(r);
   });
   barrier(t);
   return acts;
@@ -358,18 +363,10 @@ Acts Executor::prepare_normed(Thread& t, const OpSpec& op, const float* x, int64
   });
 }
 
-// Both rows of a pair meet a weight while it is unpacked; their sums are added after.
-void Executor::multiply(Thread& t, const OpSpec& op, int weight, const Acts& acts,
-                        const Tile& tile, float* out, int64_t ld) {
-  const PackedWeight& w = op.weights[size_t(weight)];
-  const auto [p0, p1, r0, r1] = tile;
-  if (!op.paired) return linear_.linear(w, p0, p1, acts, r0, r1, out, ld, config_.fp32);
-  const int64_t step = std::max<int64_t>(1, PAIR_FLOATS / (2 * (r1 - r0) * LANES));
-  for (int64_t p = p0; p < p1; p += step) {
-    const int64_t end = std::min(p + step, p1), width = (end - p) * LANES;
-    linear_.linear(w, p, end, acts, 2 * r0, 2 * r1, t.pairs, width, config_.fp32);
-    rows_.sum_pairs(t.pairs, r1 - r0, width, out + (p - p0) * LANES, ld);
-  }
+void Executor::multiply(const OpSpec& op, int weight, const Acts& acts, const Tile& tile,
+                        float* out, int64_t ld) {
+  linear_.linear(op.weights[size_t(weight)], tile.panel0, tile.panel1, acts, tile.row0, tile.row1,
+                 out, ld, config_.fp32);
 }
 
 // --- Ops ---
@@ -449,7 +446,7 @@ void Executor::qkv_heads(const OpSpec& op, const Acts& acts, Thread& t, int64_t 
   float* q = value(op.out);
   const int64_t q1 = std::min(h1, num_q);
   if (h0 < q1) {
-    multiply(t, op, 0, acts, {h0 * panels, q1 * panels, r0, r1}, q + r0 * ld + h0 * dim, ld);
+    multiply(op, 0, acts, {h0 * panels, q1 * panels, r0, r1}, q + r0 * ld + h0 * dim, ld);
     for (int64_t r = r0; r < r1; ++r)
       for (int64_t h = h0; h < q1; ++h)
         rotate(op, op.q_norm, op.bias ? op.bias + h * dim : nullptr, q + r * ld + h * dim, r);
@@ -457,7 +454,7 @@ void Executor::qkv_heads(const OpSpec& op, const Acts& acts, Thread& t, int64_t 
   const int64_t fit = std::max<int64_t>(1, TILE_FLOATS / ((r1 - r0) * dim));
   for (int64_t k0 = std::max(h0, num_q) - num_q; k0 < h1 - num_q; k0 += fit) {
     const int64_t k1 = std::min(k0 + fit, h1 - num_q), width = (k1 - k0) * dim;
-    multiply(t, op, 1, acts, {k0 * panels, k1 * panels, r0, r1}, t.tile, width);
+    multiply(op, 1, acts, {k0 * panels, k1 * panels, r0, r1}, t.tile, width);
     const float* bias = op.bias ? op.bias + num_q * dim : nullptr;
     for (int64_t r = r0; r < r1; ++r)
       for (int64_t h = k0; h < k1; ++h) {
@@ -476,7 +473,7 @@ void Executor::qkv_values(const OpSpec& op, const Acts& acts, Thread& t, int64_t
   const float* bias = op.bias ? op.bias + (h.num_heads + h.num_kv_heads) * dim : nullptr;
   for (int64_t p = p0; p < p1; p += fit) {
     const int64_t end = std::min(p + fit, p1), width = (end - p) * LANES;
-    multiply(t, op, 2, acts, {p, end, r0, r1}, t.tile, width);
+    multiply(op, 2, acts, {p, end, r0, r1}, t.tile, width);
     for (int64_t r = r0; r < r1; ++r) {
       float* v = t.tile + (r - r0) * width;
       if (bias != nullptr) rows_.add(v, bias + p * LANES, width, v);
@@ -492,12 +489,11 @@ void Executor::qkv_values(const OpSpec& op, const Acts& acts, Thread& t, int64_t
 
 void Executor::attend(const OpSpec& op, Thread& t) {
   AttendCall call{value(op.x), value(op.out), values_[size_t(op.x)].ld, op.layer, op.window,
-                  op.scale, nullptr, {}, false};
+                  op.scale, nullptr, {}};
   if (op.passes_to >= 0) {
     const OpSpec& reader = ops_[size_t(op.passes_to)];
-    call.prepare_blocks = rows_.prepare_blocks;
+    call.prepare_blocks = linear_.prepare_blocks;
     call.acts = passed_acts(reader);
-    call.paired = reader.paired;
   }
   attention_.run(*kernels_.attention, kv_, call, counters_[size_t(t.counter++)]);
   barrier(t);
@@ -515,7 +511,7 @@ void Executor::project_residual(const OpSpec& op, Thread& t) {
   if (op.post_norm == nullptr) {
     share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
       const int64_t width = (p1 - p0) * LANES, c = p0 * LANES;
-      multiply(t, op, 0, acts, {p0, p1, r0, r1}, t.tile, width);
+      multiply(op, 0, acts, {p0, p1, r0, r1}, t.tile, width);
       for (int64_t r = r0; r < r1; ++r)
         rows_.add(x + r * x_ld + c, t.tile + (r - r0) * width, std::min(width, w.n - c),
                   out + r * ld + c);
@@ -525,7 +521,7 @@ void Executor::project_residual(const OpSpec& op, Thread& t) {
   }
   const int64_t post_ld = align(w.n, LANES);
   share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
-    multiply(t, op, 0, acts, {p0, p1, r0, r1}, post_ + r0 * post_ld + p0 * LANES, post_ld);
+    multiply(op, 0, acts, {p0, p1, r0, r1}, post_ + r0 * post_ld + p0 * LANES, post_ld);
   });
   barrier(t);
   share(t, rows, 1, [&](int64_t r0, int64_t r1) {
@@ -547,13 +543,13 @@ void Executor::norm_gate_up_act(const OpSpec& op, Thread& t) {
   const Acts next = reader ? passed_acts(*reader) : Acts{};
   share_tiles(t, gate.panels, rows, gate.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
     const int64_t width = (p1 - p0) * LANES, c = p0 * LANES;
-    multiply(t, op, 0, acts, {p0, p1, r0, r1}, t.tile, width);
-    multiply(t, op, 1, acts, {p0, p1, r0, r1}, t.tile2, width);
+    multiply(op, 0, acts, {p0, p1, r0, r1}, t.tile, width);
+    multiply(op, 1, acts, {p0, p1, r0, r1}, t.tile2, width);
     for (int64_t r = r0; r < r1; ++r) {
       float* h = reader ? t.tile + (r - r0) * width : out + r * ld + c;
       rows_.act_mul(op.act, t.tile + (r - r0) * width, t.tile2 + (r - r0) * width,
                     std::min(width, gate.n - c), h);
-      if (reader) rows_.prepare_blocks(next, r, reader->paired, p0 / 2, (p1 + 1) / 2, h);
+      if (reader) linear_.prepare_blocks(next, r, p0 / 2, (p1 + 1) / 2, h);
     }
   });
   barrier(t);
@@ -571,14 +567,15 @@ void Executor::final_norm_head(const OpSpec& op, Thread& t) {
       return t.row;
     });
     share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
-      multiply(t, op, 0, acts, {p0, p1, r0, r1}, logits_ + r0 * ld + p0 * LANES, ld);
+      multiply(op, 0, acts, {p0, p1, r0, r1}, logits_ + r0 * ld + p0 * LANES, ld);
     });
     barrier(t);
     const int64_t start = t.index == 0 ? now_ns() : 0;
     share(t, rows, 1, [&](int64_t r0, int64_t r1) {
       for (int64_t r = r0; r < r1; ++r) {
         const float* row = logits_ + r * ld;
-        kernels_.sample->sample(row, config_.vocab, step_.samples + s0 + r, t.sample, out_ + s0 + r);
+        const SampleRow* how = step_.samples + s0 + r;
+        kernels_.sample->sample(row, config_.vocab, how, t.sample, out_ + s0 + r);
         if (logits_out_ != nullptr)
           std::memcpy(logits_out_ + (s0 + r) * config_.vocab, row, size_t(config_.vocab) * 4);
       }

@@ -39,7 +39,7 @@ struct OpSpec {
   int64_t layer = 0, rope = 0, window = 0;
   float eps = 0, scale = 1;
   Act act = Act::Silu;
-  bool paired = false;  // int8 activations as a pair of rows: the rounded one and what it left
+  bool paired = false;  // int8 activations as pairs of bytes (ACT_PAIR)
   // Set by finish(): the op that alone reads `out`, if its activations are prepared right here by
   // whoever computes them; and that this op's are given so.
   int32_t passes_to = -1;
@@ -58,7 +58,7 @@ struct ExecutorConfig {
 
 // What a step brings. Everything is checked before any of it is used.
 struct StepInput {
-  const int32_t* rows;    // [num_rows][4]: start, number of tokens, where its table begins, its length
+  const int32_t* rows;  // [num_rows][4]: start, tokens, where its table begins, its length
   int64_t num_rows;
   const int32_t* tokens;  // rows' tokens one after the other
   int64_t num_tokens;
@@ -112,6 +112,7 @@ class Executor {
   void begin(const StepInput& step, SampleOut* out, float* logits);
   void run_op(const OpSpec& op, Thread& t);
   void walk(int thread);
+  void reset_counters();
 
   // One function per op; all threads call it.
   void embed(const OpSpec& op, Thread& t);
@@ -126,9 +127,8 @@ class Executor {
   Acts prepare(Thread& t, const OpSpec& op, int64_t rows, const Source& source);
   Acts passed_acts(const OpSpec& reader) const;
   void link();
-  // LinearTable::linear for rows as the op sees them, paired or not.
-  void multiply(Thread& t, const OpSpec& op, int weight, const Acts& acts, const Tile& tile,
-                float* out, int64_t ld);
+  void multiply(const OpSpec& op, int weight, const Acts& acts, const Tile& tile, float* out,
+                int64_t ld);
   Acts prepare_normed(Thread& t, const OpSpec& op, const float* x, int64_t ld, int64_t rows);
   void qkv_heads(const OpSpec& op, const Acts& acts, Thread& t, int64_t h0, int64_t h1, int64_t r0,
                  int64_t r1);
@@ -136,7 +136,6 @@ class Executor {
                   int64_t r0, int64_t r1);
   void rotate(const OpSpec& op, const float* norm, const float* bias, float* head, int64_t token);
   uint32_t needs(const OpSpec& op) const;
-  int64_t acts_rows(const OpSpec& op, int64_t rows) const { return op.paired ? 2 * rows : rows; }
   float* value(int32_t id) const;
   uint8_t* block_of(int64_t token, int64_t layer, int64_t head) const;
 

@@ -1,6 +1,6 @@
 // Operations on one row of activations, and the writing of keys and values into cache blocks.
 #pragma once
-#include "linear.h"
+#include "contract.h"
 
 namespace octavo {
 
@@ -18,14 +18,6 @@ struct RowTable {
   void (*act_mul)(Act act, const float* gate, const float* up, int64_t n, float* out);
   // Rotates the pairs (x[i], x[i + half]) by the angles whose cosines and sines are given.
   void (*rope)(float* x, const float* cos, const float* sin, int64_t half);
-  // LinearTable::prepare for blocks b0..b1 of 32 elements of a row only; x: element 32 * b0. The
-  // last block of the row takes the padding after it along. paired: the int8 form is two rows of
-  // acts, 2 * row of x rounded and 2 * row + 1 of what that leaves of x; together they hold x to 15
-  // bits. Float forms, where a fused weight needs them too, are in the first of the two alone.
-  void (*prepare_blocks)(const Acts& acts, int64_t row, bool paired, int64_t b0, int64_t b1,
-                         const float* x);
-  // out[r * ld + c] = pairs[2r * width + c] + pairs[(2r + 1) * width + c].
-  void (*sum_pairs)(const float* pairs, int64_t rows, int64_t width, float* out, int64_t ld);
   // One token's key or value of one head into slot `slot` of a block. bf16: K [d/2][32][2],
   // V [16][d][2]; f32: K [d][32], V [32][d].
   void (*store_k)(const float* k, int64_t d, void* block, int64_t slot, bool fp32);

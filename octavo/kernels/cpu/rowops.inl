@@ -68,64 +68,6 @@ void rope(float* x, const float* cos, const float* sin, int64_t half) {
   }
 }
 
-// Block b of row `row` of acts from its 32 elements.
-OCTAVO_INLINE void prepare_block(const Acts& a, int64_t row, int64_t b, F x0, F x1) {
-  const int64_t group = row / a.group, r = row % a.group;
-  const int64_t at = ((group * a.blocks + b) * a.group + r) * 32;
-  if (a.needs & ACT_A8) quantise_block(a, group, b, r, x0, x1);
-  if (a.needs & ACT_BF16) {
-    store_bf16(a.h + at, x0);
-    store_bf16(a.h + at + 16, x1);
-  }
-  if (a.needs & ACT_F32) {
-    store(a.f + at, x0);
-    store(a.f + at + 16, x1);
-  }
-}
-
-// Block b of row 2r + 1: what the int8 form of row 2r leaves of x.
-OCTAVO_INLINE void prepare_rest(const Acts& a, int64_t row, int64_t b, F x0, F x1) {
-  const int64_t group = row / a.group, r = row % a.group;
-  const int64_t main = (group * a.blocks + b) * a.group + r, rest = main + 1;
-  const F d = neg(set1(a.d[main]));
-  x0 = fma(d, to_f32(load_i8(a.q + main * 32)), x0);
-  x1 = fma(d, to_f32(load_i8(a.q + main * 32 + 16)), x1);
-  quantise_block(a, group, b, r + 1, x0, x1);
-  if (a.needs & ACT_BF16) {
-    store_bf16(a.h + rest * 32, zero_f());
-    store_bf16(a.h + rest * 32 + 16, zero_f());
-  }
-  if (a.needs & ACT_F32) {
-    store(a.f + rest * 32, zero_f());
-    store(a.f + rest * 32 + 16, zero_f());
-  }
-}
-
-void prepare_blocks(const Acts& a, int64_t row, bool paired, int64_t b0, int64_t b1,
-                    const float* x) {
-  if (b1 * 32 >= a.k) b1 = a.blocks;
-  for (int64_t b = b0; b < b1; ++b, x += 32) {
-    const int64_t left = a.k - b * 32;
-    F x0, x1;
-    if (left >= 32) {
-      x0 = load(x);
-      x1 = load(x + 16);
-    } else {
-      x0 = left <= 0 ? zero_f() : load_n(x, left < 16 ? left : 16);
-      x1 = left <= 16 ? zero_f() : load_n(x + 16, left - 16);
-    }
-    prepare_block(a, paired ? 2 * row : row, b, x0, x1);
-    if (paired) prepare_rest(a, 2 * row, b, x0, x1);
-  }
-}
-
-void sum_pairs(const float* pairs, int64_t rows, int64_t width, float* out, int64_t ld) {
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = 0; c < width; c += 16)
-      store(out + r * ld + c,
-            add(load(pairs + 2 * r * width + c), load(pairs + (2 * r + 1) * width + c)));
-}
-
 void store_k(const float* k, int64_t d, void* block, int64_t slot, bool fp32) {
   if (fp32) {
     auto* out = static_cast<float*>(block) + slot;
@@ -216,8 +158,8 @@ int64_t peak(int kind, int64_t iterations, float* sink) {
   return per * PEAK_CHAINS * iterations;
 }
 
-constexpr RowTable ROWS{rms_norm,  add_rows, act_mul, rope,       prepare_blocks,
-                        sum_pairs, store_k,  store_v, read_bytes, peak};
+constexpr RowTable ROWS{rms_norm, add_rows, act_mul,    rope, store_k,
+                        store_v,  read_bytes, peak};
 
 }  // namespace
 }  // namespace octavo
