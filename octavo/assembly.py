@@ -20,6 +20,7 @@ from octavo.core.executor import Executor
 from octavo.core.policy import Policy, fcfs, priority, static
 from octavo.core.scheduler import Scheduler
 from octavo.door import Door
+from octavo.errors import InvalidRequest
 from octavo.text import Tokenizer
 
 Template = Callable[[list[dict[str, str]]], list[int]]
@@ -59,7 +60,7 @@ class Assembly:
 def assemble(
     config: EngineConfig, *, max_waiting: int = 1024, progress: Progress = no_progress
 ) -> Assembly:
-    """Fetch and load the model of `config`. Raises `ModelError`, `EngineError`.
+    """Fetch and load the model of `config`. Raises `ModelError`, `EngineError`, `InvalidRequest`.
 
     max_waiting: sequences that the scheduler lets wait.
     """
@@ -73,6 +74,12 @@ def assemble(
         config.model, file=config.file, progress=lambda done, all: progress("fetch", done, all)
     )
     checkpoint = open_checkpoint(path)
+    own = checkpoint.config.max_context
+    if config.max_context is not None and config.max_context > own:
+        raise InvalidRequest(
+            f"--max-context {config.max_context} is beyond the {own} tokens of this model",
+            "max_context",
+        )
     tokenizer = load_tokenizer(checkpoint)
     options = CpuOptions(
         threads=config.threads,
@@ -81,7 +88,7 @@ def assemble(
         max_rows=config.max_rows,
         max_context=config.max_context,
         isa=config.isa,
-        act="fp32" if config.fp32 else "auto",
+        act=config.act,
         pin=config.pin,
     )
     executor = CpuExecutor(
@@ -129,9 +136,7 @@ def put_together(
         prefix_caching=config.prefix_caching,
         drafter=PromptLookup() if config.speculation == "auto" else NoDrafter(),
     )
-    computed = (
-        f"{octavo.__version__} {fingerprint} {config.isa} {'fp32' if config.fp32 else 'auto'}"
-    )
+    computed = f"{octavo.__version__} {fingerprint} {config.isa} {config.act}"
     return Assembly(
         config=config,
         name=parts.name,
@@ -155,7 +160,7 @@ def model_name(model: str) -> str:
 def _facts(made: Assembly, path: Path, executor: Any) -> tuple[tuple[str, str], ...]:
     config, capacity, budget = made.config, executor.capacity, executor.budget
     tokens = capacity.num_blocks * capacity.block_size
-    mode = ", fp32" if config.fp32 else ""
+    mode = "" if config.act == "auto" else f", {config.act} activations"
     return (
         ("model", f"{made.name}  ({path})"),
         ("weights", show_bytes(executor.memory()["weights"])),

@@ -158,7 +158,7 @@ def roofs(llm: LLM, shape: tuple[int, int, int], peaks: dict[str, float]) -> tup
 
 def _rate_of(llm: LLM) -> str:
     """Which peak bounds the model's products: that of what most of its weights are stored as."""
-    if llm.config.fp32:
+    if llm.config.act == "fp32":
         return "f32_ops_per_s"
     kinds = {kind for spec in llm.assembly.program.weights for kind in spec.types}
     if any(kind.startswith("Q") for kind in kinds):

@@ -74,7 +74,9 @@ class EngineConfig:
     )
     threads: int | None = knob(None, "Compute threads (default: one per core).")
     isa: str = knob("auto", "Instruction set: auto, avx512, avx2 or portable.")
-    fp32: bool = knob(False, "Compute in fp32: exact and slow, for checks.")
+    act: Literal["auto", "int8", "fp32"] = knob(
+        "auto", "Activations: auto is exact enough not to see, int8 faster, fp32 for checks."
+    )
     pin: bool = knob(False, "Bind each compute thread to a core of its own.")
     max_context: int | None = knob(None, "Longest sequence in tokens (default: the model's own).")
     max_rows: int = knob(64, "Most sequences computed in one step.")

@@ -64,10 +64,10 @@ def test_every_field_is_a_flag_with_help() -> None:
 
 
 def test_flags_reach_the_configuration(fake: list[EngineConfig]) -> None:
-    flags = ["--kv-memory", "1.5GiB", "--threads", "3", "--no-prefix-caching", "--fp32"]
+    flags = ["--kv-memory", "1.5GiB", "--threads", "3", "--no-prefix-caching", "--act", "fp32"]
     assert call("run", "hi", "-m", "x.gguf", *flags).exit_code == 0
     want = EngineConfig(
-        model="x.gguf", kv_memory=1610612736, threads=3, prefix_caching=False, fp32=True
+        model="x.gguf", kv_memory=1610612736, threads=3, prefix_caching=False, act="fp32"
     )
     assert fake == [want]
 

@@ -19,11 +19,12 @@ from typing import Any, Protocol
 
 from octavo.core.request import Event, Request
 from octavo.core.stats import Timing
-from octavo.errors import EngineError
+from octavo.errors import EngineError, Overloaded
 
 log = logging.getLogger("octavo")
 
 BLOCKED_PAUSE = 0.002
+RESTART_SECONDS = 10.0  # when to try again after a server that stops; nobody can know
 
 
 class EngineLike(Protocol):
@@ -129,7 +130,7 @@ class Driver:
         """End the thread; whatever still runs gets an error."""
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join, 10.0)
-        self._fail_all(EngineError("the server has stopped"))
+        self._fail_all(Overloaded("the server has stopped", RESTART_SECONDS))
 
     @property
     def alive(self) -> bool:

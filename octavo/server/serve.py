@@ -20,10 +20,10 @@ import uvicorn
 import octavo
 from octavo.assembly import Assembly
 from octavo.config import ServerConfig
-from octavo.errors import EngineError, InvalidRequest
+from octavo.errors import InvalidRequest, Overloaded
 from octavo.server.app import App, Served
 from octavo.server.auth import Keys
-from octavo.server.driver import Driver
+from octavo.server.driver import RESTART_SECONDS, Driver
 from octavo.server.metrics import Metrics
 
 log = logging.getLogger("octavo")
@@ -117,7 +117,7 @@ async def _drain(app: App, shutdown: Shutdown) -> None:
         await asyncio.sleep(0.02)
     if app.occupancy.live:
         log.warning("ending %d requests", app.occupancy.live)
-        app.driver.abort_all(EngineError("the server is shutting down"))
+        app.driver.abort_all(Overloaded("the server is shutting down", RESTART_SECONDS))
     for _ in range(50):
         if not app.occupancy.live:
             break

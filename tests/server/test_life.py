@@ -152,7 +152,8 @@ def test_what_does_not_end_in_time_is_ended_with_an_error(twice: bool) -> None:
             assert running(house) == 2
             house.shutdown()
         assert "shutting down" in events(stream.result().text)[-1]["error"]["message"]
-        assert plain.result().status_code == 500
+        assert plain.result().status_code == 503
+        assert int(plain.result().headers["retry-after"]) >= 1
         assert house.idle()
 
 
