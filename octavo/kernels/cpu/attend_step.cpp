@@ -108,8 +108,15 @@ void AttendPlan::run_split(const AttentionTable& k, const KvCache& kv, const Att
     most = std::max(most, s.end - s.begin);
   }
   const int64_t total = int64_t(items_.size()) * most;
+  const int64_t grain = std::clamp<int64_t>(total / (threads_ * 4), 1, 4);
   const int64_t stride = attend_state_floats(TILE_ROWS, heads_.head_dim);
-  for (int64_t i = next.fetch_add(1); i < total; i = next.fetch_add(1)) {
+  int64_t end = 0;
+  for (int64_t i = 0;; ++i) {
+    if (i >= end) {
+      i = next.fetch_add(grain);
+      end = std::min(i + grain, total);
+    }
+    if (i >= total) return;
     const int64_t index = i / most;
     const Item& item = items_[size_t(index)];
     const AttendArgs a = args(item, kv, call);

@@ -15,7 +15,7 @@ struct AttendScratch {
   alignas(64) float part[TILE_ROWS * (MAX_HEAD_DIM + 2)];
 };
 
-// --- The two products, for R rows in registers. bf16 rows are uint16[256], f32 rows float[256]. ---
+// --- The two products, for R rows in registers. bf16 rows are uint16[256], f32 rows float[256]. --
 
 struct Half {
   using T = uint16_t;
@@ -62,6 +62,7 @@ template <class T>
 struct Values {
   const T* block[KV_SPLIT / KV_BLOCK];
   int64_t dim, lo, hi;
+  const T* next[KV_SPLIT / KV_BLOCK];  // the keys of the next split, to be asked for meanwhile
 };
 
 // o[r][0..16 NV) of P [R][256] times V, V being [32/PAIR][dim][PAIR] in each block. In bf16 an odd
@@ -74,6 +75,11 @@ void split_values(const typename P::T* p, const Values<typename P::T>& v, int64_
   const int64_t whole = v.hi / P::PAIR * P::PAIR;
   for (int64_t t = v.lo / P::PAIR * P::PAIR; t < whole; t += P::PAIR) {
     const typename P::T* vt = v.block[t / KV_BLOCK] + (t % KV_BLOCK) * v.dim + d0 * P::PAIR;
+    if (R <= 8 && d0 == 0) {
+      const typename P::T* line = v.next[t / KV_BLOCK] + (t % KV_BLOCK) * v.dim;
+      for (int64_t i = 0; i < v.dim * P::PAIR; i += 64 / int64_t(sizeof *line))
+        __builtin_prefetch(line + i, 0, 2);
+    }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -234,12 +240,16 @@ void attend_split(const AttendArgs& a, int64_t row0, int rows, int64_t split, At
                 last = a.start + (row0 + rows - 1) / a.group;
   const int64_t tlo = a.window ? clamp(first - a.window + 1 - base, 0, KV_SPLIT) : 0;
   const int64_t thi = clamp(last + 1 - base, 0, KV_SPLIT);
-  Values<T> v{{}, a.dim, tlo, thi};
+  Values<T> v{{}, a.dim, tlo, thi, {}};
   for (int64_t b = tlo / KV_BLOCK; b * KV_BLOCK < thi; ++b) {
     const int64_t at = base / KV_BLOCK + b, next = at < last / KV_BLOCK ? at + 1 : at;
     const T* k = reinterpret_cast<const T*>(a.kv + a.table[at] * a.block_bytes);
     const T* ahead = reinterpret_cast<const T*>(a.kv + a.table[next] * a.block_bytes);
     v.block[b] = k + a.dim * KV_BLOCK;
+    const int64_t later = at + KV_SPLIT / KV_BLOCK;
+    v.next[b] = later <= last / KV_BLOCK
+                    ? reinterpret_cast<const T*>(a.kv + a.table[later] * a.block_bytes)
+                    : ahead;
     cover_rows(rows, ScoreRows<P>{reinterpret_cast<const T*>(x.q), k, a.dim,
                                   &x.scores[0][b * KV_BLOCK], ahead});
   }

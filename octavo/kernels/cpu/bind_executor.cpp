@@ -177,8 +177,8 @@ nb::dict memory(const BoundExecutor& self) {
 
 // --- Single kernels, for tests ---
 
-// One sequence whose keys and values go into a cache with shuffled blocks, every other byte of which
-// is 0xff (NaN in both formats); then its last n tokens attend.
+// One sequence whose keys and values go into a cache with shuffled blocks, where every other byte is
+// 0xff (NaN in both formats); then its last n tokens attend.
 Output attend(const Floats& q, const Floats& k, const Floats& v, double scale, int64_t window,
               int threads, bool fp32, const std::string& isa) {
   if (q.ndim() != 3 || k.ndim() != 3 || v.ndim() != 3)

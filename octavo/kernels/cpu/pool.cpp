@@ -101,7 +101,8 @@ void Pool::start() {
       CPU_SET(next_cpu(), &one);
       pthread_attr_setaffinity_np(&attr, sizeof one, &one);
     }
-    const int failed = pthread_create(&workers_.back().handle, &attr, &Pool::enter, &workers_.back());
+    Worker& w = workers_.back();
+    const int failed = pthread_create(&w.handle, &attr, &Pool::enter, &w);
     pthread_attr_destroy(&attr);
     if (failed) throw std::bad_alloc();
   }
