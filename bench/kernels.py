@@ -1,6 +1,6 @@
 """What `linear` reaches, for every type of weight, beside what this machine can reach.
 
-    python bench/kernels.py [--isa avx512] [--types Q4_0,Q8_0] [--k 1536] [--seconds 0.05]
+    python bench/kernels.py [--isa avx512] [--types Q4_0,Q8_0] [--act int8] [--k 1536]
 
 Per type: from cache on one core, GB/s of packed weights for one row of activations and GOP/s for 16
 and 64 rows; from memory on all cores at once, GB/s for 1, 2, 4 and 8 rows. A fraction after a
@@ -8,7 +8,9 @@ figure is of its ceiling: of the products' peak for GOP/s (int8, bf16 or f32); f
 time that the roofline allows: reading the weights or multiplying, whichever takes longer. Ceilings
 are measured in the same run: the best peak, the median of the reads. Each figure is the 5th
 percentile of many short calls, so that a neighbour on the machine does not count; every type is
-checked against its fp32 mode first.
+checked against its fp32 mode first. Activations of quantised types are pairs of bytes, as the
+engine has them by default (--act int8: single bytes): GOP/s are the model's, the fractions of the
+int8 peak count both bytes' products.
 """
 
 from __future__ import annotations
@@ -65,8 +67,8 @@ def best(a: dict[str, float], b: dict[str, float]) -> dict[str, float]:
 class Bench:
     """Ceilings and cells of one instruction set."""
 
-    def __init__(self, isa: str, threads: int, seconds: float) -> None:
-        self.isa, self.threads, self.seconds = isa, threads, seconds
+    def __init__(self, isa: str, threads: int, seconds: float, pair: bool) -> None:
+        self.isa, self.threads, self.seconds, self.pair = isa, threads, seconds, pair
         self.peaks, self.reads = self.probe(), [0.0]
 
     def probe(self) -> dict[str, float]:
@@ -87,7 +89,9 @@ class Bench:
         if memory:
             reads = _cpu.time_reads(handle, panels, threads, self.seconds, self.isa)
             self.reads.append(sum(panels * panel_bytes / t for t in reads))
-        times = _cpu.time_linear(handle, rows, panels, threads, self.seconds, self.isa)
+        times = _cpu.time_linear(
+            handle, rows, panels, threads, self.seconds, self.isa, pair=self.pair
+        )
         calls = sum(1 / t for t in times)
         return calls * panels * panel_bytes, calls * 2 * rows * panels * 16 * handle.k
 
@@ -106,6 +110,7 @@ class Bench:
         """Of the roofline of all cores from memory; of one core's peak in cache."""
         where, _, bytes_s, ops_s = cell
         peak = f"{TYPES[name][3]}_ops_per_s"
+        ops_s *= 2 if self.pair and TYPES[name][3] == "int8" else 1
         if where == "cache":
             return ops_s / self.peaks[peak]
         return max(bytes_s / self.read, ops_s / (self.peaks[peak] * self.threads))
@@ -127,21 +132,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--isa", default=",".join(_cpu.isas()))
     parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--act", choices=("pair", "int8"), default="pair")
     parser.add_argument("--k", type=int, default=1536)
     parser.add_argument("--seconds", type=float, default=0.05)
     args = parser.parse_args()
     report = []
     for isa in args.isa.split(","):
-        bench = Bench(isa, _cpu.affinity_count(), args.seconds)
+        bench = Bench(isa, _cpu.affinity_count(), args.seconds, args.act == "pair")
         rows = [bench.row(name, args.k) for name in args.types.split(",")]
         bench.peaks = best(bench.peaks, bench.probe())
         peaks = {key: f"{bench.peaks[key] / 1e9:.1f}" for key in bench.peaks}
-        print(f"{isa}, 1e9/s: {peaks}; {bench.threads} cores read {bench.read / 1e9:.1f}")
+        print(
+            f"{isa}, {args.act}; 1e9/s: {peaks}; {bench.threads} cores read {bench.read / 1e9:.1f}"
+        )
         print("     cache, one core:              memory, all cores, GB/s and share of roofline:")
         print("     M=1   M=16        M=64        M=1         M=2         M=4         M=8")
         print("     GB/s  GOP/s       GOP/s")
         print("\n".join(line(bench, row) for row in rows), end="\n\n")
-        report.append({"isa": isa, "peaks": bench.peaks, "read": bench.read, "rows": rows})
+        report.append(
+            {"isa": isa, "act": args.act, "peaks": bench.peaks, "read": bench.read, "rows": rows}
+        )
     print(json.dumps({"bench": "kernels", "report": report}))
 
 

@@ -64,7 +64,7 @@ template <int BITS, bool HAS_M, Offset OFFSET>
 struct Legacy {
   static constexpr Offset kOffset = OFFSET;
   static constexpr bool kHasMin = HAS_M, kAnyByte = BITS == 8;
-  static constexpr int kFewRows = BITS == 8 ? 3 : 2;
+  static constexpr int kFewRows = BITS == 8 ? 3 : 2, kFewPairs = kFewRows - 1;
   static constexpr int64_t kQuants = BITS * 64, kBlocks = HAS_M ? 1 : 2;
   static constexpr int64_t kUnit = 64 + kBlocks * kQuants;
   static constexpr int kOffsetValue = OFFSET == EIGHT ? 8 : OFFSET == SIXTEEN ? 16
@@ -98,7 +98,7 @@ template <int BITS>
 struct SuperBlock45 {
   static constexpr Offset kOffset = NONE;
   static constexpr bool kHasMin = true, kAnyByte = false;
-  static constexpr int kFewRows = 2;
+  static constexpr int kFewRows = 2, kFewPairs = 1;
   static constexpr int64_t kQuants = BITS * 64, kBlocks = 8, kUnit = 320 + 8 * kQuants;
   static constexpr int kOffsetValue = 0;
 
@@ -123,7 +123,7 @@ using Q5_K = SuperBlock45<5>;
 struct Q6_K {
   static constexpr Offset kOffset = SPLIT;
   static constexpr bool kHasMin = false, kAnyByte = false;
-  static constexpr int kFewRows = 1;
+  static constexpr int kFewRows = 1, kFewPairs = 0;
   static constexpr int64_t kQuants = 384, kBlocks = 8, kUnit = 256 + 8 * kQuants;
   static constexpr int kOffsetValue = 32;
 
@@ -283,7 +283,7 @@ void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
       const uint8_t* at = unit.at + h * lines * 64;
 #pragma GCC unroll 16
       for (int64_t i = 0; i < lines; ++i)
-        fetch<PAIR ? 2 * R : R, T::kFewRows>(at, i);
+        fetch<R, PAIR ? T::kFewPairs : T::kFewRows>(at, i);
       quant_block<T, R, PAIR>(T::block(unit, h), a, u * T::kBlocks + h, f);
     }
   }
@@ -293,9 +293,12 @@ void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
 
 // ---- f32 and bf16 -------------------------------------------------------------------------------
 
-// As many panels as it takes for no addition to wait for the one before it.
+// As many panels as it takes for no addition to wait for the one before it, and as registers hold.
 template <int R>
-constexpr int panels_at_once = R <= 2 ? 4 : R <= 4 ? 2 : 1;
+constexpr int panels_at_once = R == 1                ? 4
+                               : kTileRows >= 8      ? (R == 2 ? 4 : R <= 4 ? 2 : 1)
+                               : R * 2 <= kTileRows ? 2
+                                                    : 1;
 
 struct Float32 {
   static constexpr int64_t kStep = 1, kBlock = 2048;  // k per vector; bytes of 32 k

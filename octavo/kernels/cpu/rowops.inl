@@ -128,8 +128,8 @@ int64_t peak(int kind, int64_t iterations, float* sink) {
   I n[PEAK_CHAINS];
 #pragma GCC unroll 12
   for (int c = 0; c < PEAK_CHAINS; ++c) {
-    f[c] = set1(static_cast<float>(c));  // unequal, or the compiler would keep one chain of equals
-    n[c] = set1(c);
+    n[c] = add(set1(c), iota());  // unequal, or the compiler would keep one chain of equals
+    f[c] = to_f32(n[c]);
   }
   const F x = set1(*sink);
   int64_t per = 0;
