@@ -30,9 +30,10 @@ from typing import Protocol
 from octavo.core.batch import Row
 from octavo.core.request import Sequence
 
-SHARE = 0.02  # of its time that a stream may spend on guesses
+SHARE = 0.015  # of its time that a stream may spend on guesses
 START = 0.25  # steps that a stream may spend before it has earned any
 CAP = 8.0  # steps that a stream may save up
+INDEX_TOKENS = 2048  # most tokens of a sequence indexed in one step
 
 Offer = tuple[int, "array[int]"]
 
@@ -133,7 +134,7 @@ class _Notes:
         self.account = START
         self.held = [0.0] * (max_ngram + 1)
         self.failed = [0.0] * (max_ngram + 1)
-        self.where: dict[tuple[int, ...], int] = {}
+        self.where: dict[bytes, int] = {}  # int32 tokens: where they ended
         self.indexed = 0
         self.found = 0
 
@@ -195,7 +196,7 @@ class PromptLookup:
         end = len(tokens)
         self._index(notes, tokens)
         for n in range(min(self.max_ngram, end - 1), self.min_ngram - 1, -1):
-            at = notes.where.get(tuple(tokens[end - n :]))
+            at = notes.where.get(tokens[end - n :].tobytes())
             if at is not None:
                 draft = tokens[at : at + most]
                 while len(draft) < most:
@@ -204,13 +205,18 @@ class PromptLookup:
         return 0, tokens[:0]
 
     def _index(self, notes: _Notes, tokens: array[int]) -> None:
-        """Note the n-grams that have a next token and are not noted yet: later ones win."""
-        first, end = notes.indexed, len(tokens)
+        """Note the n-grams that have a next token and are not noted yet: later ones win.
+
+        A long prompt takes several calls, or one step would be late (about 1 us a token).
+        """
+        where, first = notes.where, notes.indexed
+        end = min(len(tokens), first + INDEX_TOKENS)
         for n in range(self.min_ngram, self.max_ngram + 1):
             begin = max(first, n)  # n-grams end at begin .. end - 1
-            if begin < end:
-                columns = [tokens[begin - n + i : end - n + i] for i in range(n)]
-                notes.where.update(zip(zip(*columns, strict=True), range(begin, end), strict=True))
+            raw, size = tokens[begin - n : end].tobytes(), tokens.itemsize
+            for at in range(begin, end):
+                i = (at - begin) * size
+                where[raw[i : i + n * size]] = at
         notes.indexed = end
 
     def _candidates(
