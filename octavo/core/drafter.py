@@ -30,7 +30,7 @@ from typing import Protocol
 from octavo.core.batch import Row
 from octavo.core.request import Sequence
 
-SHARE = 0.015  # of its time that a stream may spend on guesses
+SHARE = 0.01  # of its time that a stream may spend on guesses
 START = 0.25  # steps that a stream may spend before it has earned any
 CAP = 8.0  # steps that a stream may save up
 INDEX_TOKENS = 2048  # most tokens of a sequence indexed in one step
