@@ -63,10 +63,9 @@ def load(path: Path) -> list[Record]:
 
 def measure(model: str, cells: list[str], args: argparse.Namespace) -> None:
     """Fill in the repeats that are missing for `model`, appending each to args.out."""
+    from octavo.models import hub
     from octavo.models.tokenizer import load_tokenizer
     from octavo.models.weights import open_checkpoint
-
-    from octavo.models import hub
 
     path = hub.resolve(model)
     tokenizer = load_tokenizer(open_checkpoint(path))
