@@ -1,7 +1,8 @@
 """GGUF files: what the reference writer wrote is what we read; nothing else gets in."""
 
-from __future__ import contextlib
+from __future__ import annotations
 
+import contextlib
 import random
 import tracemalloc
 from collections.abc import Callable
