@@ -80,7 +80,8 @@ def measure(model: str, cells: list[str], args: argparse.Namespace) -> None:
     running: list[Engine] = []
     try:
         for engine in engines(args.home, path, args.threads, wanted):
-            if set(engine.serves) & set(todo):
+            skipped = any(part in engine.name for part in args.skip)
+            if set(engine.serves) & set(todo) and not skipped:
                 say(f"starting {engine.name} on {model}")
                 try:
                     engine.start()
@@ -173,6 +174,7 @@ def main() -> None:
     parser.add_argument("model", choices=[*MODELS, "all", "report"])
     parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--skip", nargs="*", default=[], help="engines with this in their name")
     parser.add_argument("--limit", type=int, help="only the first N requests of a workload")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--peers", nargs="*", default=["llama", "openvino", "vllm"])

@@ -246,8 +246,9 @@ def engines(home: Path, model: Path, threads: int, wanted: list[str]) -> list[En
     """Octavo and the peers named in `wanted` for this model file."""
     octavo = str(Path(sys.executable).parent / "octavo")
     pair = ["--threads", str(threads)]
+    serve = [octavo, "serve", "--model", str(model), "--served-model-name", "default"]
     found: list[Engine] = [
-        Server("octavo", [octavo, "serve", "--model", str(model), "--port", "{port}", *pair]),
+        Server("octavo", [*serve, "--port", "{port}", *pair]),
         Worker(
             "octavo",
             [sys.executable, str(HERE / "workers" / "octavo_worker.py"), str(model), str(threads)],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +162,9 @@ def _facts(made: Assembly, path: Path, executor: Any) -> tuple[tuple[str, str], 
     config, capacity, budget = made.config, executor.capacity, executor.budget
     tokens = capacity.num_blocks * capacity.block_size
     mode = "" if config.act == "auto" else f", {config.act} activations"
+    cores = len(os.sched_getaffinity(0))
+    if (config.threads or 1) > cores:
+        mode += f" (on {cores} processors: more threads than that only wait for each other)"
     return (
         ("model", f"{made.name}  ({path})"),
         ("weights", show_bytes(executor.memory()["weights"])),

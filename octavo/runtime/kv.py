@@ -37,9 +37,11 @@ def kv_budget(
     config: ModelConfig, itemsize: int, kv_bytes: int | None, most_tokens: int
 ) -> KvBudget:
     """A pool of kv_bytes; by default what `most_tokens` tokens need, but at most half of what is
-    free. Raises EngineError where not even one block fits."""
+    free. Raises EngineError where not even one block fits, or the machine has less memory."""
     size = block_bytes(config, itemsize)
     if kv_bytes is not None:
+        if kv_bytes > (most := _meminfo("MemTotal")):
+            raise EngineError(f"a KV pool of {kv_bytes} bytes is beyond this machine's {most}")
         count, reason = kv_bytes // size, "as asked"
     else:
         free, needed = int(free_bytes() * FREE_SHARE), -(-most_tokens // BLOCK_TOKENS) * size

@@ -232,6 +232,8 @@ def _logprobs(body: ChatBody | CompletionBody) -> dict[str, Any]:
     if isinstance(body, CompletionBody):
         if body.logprobs is None:
             return {}
+        if body.echo and (body.n or 1) > 1:
+            raise Unsupported("echo with logprobs is for one choice: n must be 1", "n")
         both = {"logprobs": body.logprobs}
         return both | ({"prompt_logprobs": body.logprobs} if body.echo else {})
     top = body.top_logprobs

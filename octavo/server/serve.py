@@ -42,7 +42,7 @@ def bind(config: ServerConfig) -> socket.socket:
     except OSError as error:
         bound.close()
         raise InvalidRequest(
-            f"cannot bind {config.host}:{config.port}: {error.strerror}; try --port 0", "port"
+            f"cannot bind {config.host}:{config.port}: {error.strerror}; try another --port", "port"
         ) from None
     bound.set_inheritable(True)
     return bound
@@ -95,7 +95,8 @@ async def serve(
         await server.startup(sockets=[bound])
     except OSError as error:  # somebody else was faster to listen
         await app.stop()
-        raise InvalidRequest(f"cannot listen: {error.strerror}; try --port 0", "port") from None
+        text = f"cannot listen: {error.strerror}; try another --port"
+        raise InvalidRequest(text, "port") from None
     try:
         ready()
         running = asyncio.create_task(server.main_loop())
@@ -112,6 +113,10 @@ async def serve(
 async def _drain(app: App, shutdown: Shutdown) -> None:
     """Wait for what is in the house; end it after `drain` seconds or when asked twice."""
     app.draining = True
+    if app.occupancy.live:
+        log.warning(
+            "stopping: %d requests have up to %g s to end", app.occupancy.live, app.config.drain
+        )
     deadline = app.driver.clock() + app.config.drain
     while app.occupancy.live and app.driver.clock() < deadline and not shutdown.second.is_set():
         await asyncio.sleep(0.02)

@@ -110,6 +110,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
 
 BAD_COMPLETION: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "prompt"),
+    ({"echo": True, "logprobs": 1, "n": 2}, "n"),
     ({"prompt": [[]]}, "prompt"),
     ({"prompt": ["a", 1]}, "prompt"),
     ({"prompt": [["a"]]}, "prompt"),
