@@ -101,6 +101,7 @@ def assemble(
         kv_memory=executor.budget.nbytes,
         threads=executor.threads,
         isa=executor.isa,
+        act=executor.options.act,
         max_context=executor.capacity.max_context,
     )
     template = ChatTemplate(tokenizer).ids if tokenizer.chat_template is not None else None
@@ -161,7 +162,7 @@ def model_name(model: str) -> str:
 def _facts(made: Assembly, path: Path, executor: Any) -> tuple[tuple[str, str], ...]:
     config, capacity, budget = made.config, executor.capacity, executor.budget
     tokens = capacity.num_blocks * capacity.block_size
-    mode = "" if config.act == "auto" else f", {config.act} activations"
+    mode = f", {config.act} activations"
     cores = len(os.sched_getaffinity(0))
     if (config.threads or 1) > cores:
         mode += f" (on {cores} processors: more threads than that only wait for each other)"

@@ -74,8 +74,10 @@ class EngineConfig:
     )
     threads: int | None = knob(None, "Compute threads (default: one per core).")
     isa: str = knob("auto", "Instruction set: auto, avx512, avx2 or portable.")
-    act: Literal["auto", "int8", "fp32"] = knob(
-        "auto", "Activations: auto is exact enough not to see, int8 faster, fp32 for checks."
+    act: Literal["auto", "pairs", "int8", "fp32"] = knob(
+        "auto",
+        "Activations: pairs of int8 (15 bits), int8 (faster, coarser) or fp32 (for checks); "
+        "auto takes pairs for narrow models.",
     )
     pin: bool = knob(False, "Bind each compute thread to a core of its own.")
     max_context: int | None = knob(None, "Longest sequence in tokens (default: the model's own).")
