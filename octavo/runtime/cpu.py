@@ -11,7 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ NARROW = 768
 ALIGN = 64
 
 Progress = Callable[[int, int], None]
+Act = Literal["auto", "pairs", "int8", "fp32"]
 Floats = npt.NDArray[np.float32]
 Encoded = tuple["array[int]", "array[int]", "array[int]", "array[int]", bytes, bytes]
 
@@ -67,7 +68,7 @@ class CpuOptions:
     max_rows: int = 64
     max_context: int | None = None
     isa: str = "auto"
-    act: str = "auto"
+    act: Act = "auto"
     pin: bool = False
     eager: bool = False
 
