@@ -26,6 +26,9 @@ from waste import trace
 from workloads import corpus
 
 from octavo import LLM, SamplingParams
+from octavo.models import hub
+from octavo.models.tokenizer import load_tokenizer
+from octavo.models.weights import open_checkpoint
 
 Run = Callable[[int], dict[str, float]]
 
@@ -33,6 +36,11 @@ Run = Callable[[int], dict[str, float]]
 def lengths(scale: int, count: int) -> list[tuple[int, int]]:
     """(prompt, output) tokens of `count` requests of the trace, divided by `scale`, at least 4."""
     return [(max(4, p // scale), max(4, o // scale)) for _, p, o in trace()[:count]]
+
+
+def prose(model: str) -> list[int]:
+    """The corpus in the model's tokens; its tokenizer here has no limit, as an engine's has."""
+    return corpus(load_tokenizer(open_checkpoint(hub.resolve(model))).encode)
 
 
 def params(max_tokens: int) -> SamplingParams:
@@ -88,7 +96,7 @@ def static_against_continuous(args: argparse.Namespace) -> dict[str, Any]:
     runs: dict[str, Run] = {}
     for policy in ("fcfs", "static"):
         llm = LLM(args.model, policy=policy, max_rows=16, kv_memory=args.kv)
-        ids = corpus(llm.tokenizer.encode)
+        ids = prose(args.model)
 
         def run(repeat: int, llm: LLM = llm, ids: list[int] = ids) -> dict[str, float]:
             rng = random.Random(f"{repeat} {time.time_ns()}")
@@ -111,7 +119,7 @@ def prefix_on_against_off(args: argparse.Namespace) -> dict[str, Any]:
     single: dict[str, Run] = {}
     for caching in (True, False):
         llm = LLM(args.model, prefix_caching=caching, max_rows=16, kv_memory=args.kv)
-        ids = corpus(llm.tokenizer.encode)
+        ids = prose(args.model)
 
         def prompts(ids: list[int] = ids) -> list[list[int]]:
             rng = random.Random(time.time_ns())
