@@ -1,7 +1,7 @@
 """How far our numbers are from the model's: teacher-forced over real text, against transformers.
 
-    python bench/numerics.py smollm2-135m                      the default model, int8 activations
-    python bench/numerics.py gemma-3-270m --act bf16           another activation format
+    python bench/numerics.py smollm2-135m                      the default model and activations
+    python bench/numerics.py gemma-3-270m --act int8           another activation format
     python bench/numerics.py all --windows 2 --length 1025     every model of the project
 
 The oracle is transformers in float32 with eager attention on the same GGUF file, read by its own
