@@ -1,0 +1,321 @@
+"""How long a step takes, as a function of its shape: a linear model, learned from every step.
+
+    t = fixed + token T + bend max(0, T - knee) + context K + area A + decode n + sample s
+
+with T the tokens of the step, n its decodes (rows of one token) and K the sum of their contexts,
+A the sum over longer rows of c (start + c / 2), the pairs that attention looks at, and s the
+sampled positions. The bend is where a step stops waiting for weights and waits for arithmetic.
+
+Coefficients start from a prior (the cost of the model's program on the machine) and follow the
+steps: least squares on the relative error with forgetting, kept near the prior by a ridge, never
+negative (what is collinear stays where the prior has it). Pure decodes and mixed steps are fitted
+apart. A step far off the others (a page fault, another process) counts little; while the errors
+stay large the model forgets quickly, trusts every step, and says so (`drifting`).
+
+Numbers only: no tensors, no clock. Times are seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from math import sqrt
+from typing import NamedTuple
+
+from octavo.core.batch import Batch
+
+KEEP = 0.999  # of the evidence, with each step
+HURRY = 0.95  # the same, while the errors are large
+RIDGE = 0.5  # steps of evidence that the prior weighs
+LEAN = 1e-4
+RECENT = 512  # steps over which errors are reported
+WINDOW = 128  # steps from which spread and bias are taken
+REFRESH = 16  # steps between two looks at the spread
+LATE = 32  # steps that say whether the machine has changed
+YOUNG = 32  # steps after which a step far off is taken for an outlier
+DRIFT = 0.08  # mean error at which the model no longer trusts what it learned
+GAMMA = (1.03, 1.07, 1.25)  # least, first, most
+LOG = 16_384  # steps kept for the log
+
+
+class StepFeatures(NamedTuple):
+    """The shape of a step, as far as its time depends on it."""
+
+    tokens: float = 0.0
+    decode_context: float = 0.0
+    prefill_area: float = 0.0
+    decodes: float = 0.0
+    sampled: float = 0.0
+
+    @classmethod
+    def of(cls, batch: Batch) -> StepFeatures:
+        """The features of a batch as it is submitted."""
+        tokens = context = decodes = sampled = 0
+        area = 0.0
+        for _, start, row, _, wants in batch.rows:
+            count = len(row)
+            tokens += count
+            sampled += len(wants)
+            if count == 1:
+                decodes += 1
+                context += start + 1
+            else:
+                area += count * (start + 0.5 * count)
+        return cls(tokens, context, area, decodes, sampled)
+
+    def plus(self, start: int, count: int, outputs: int) -> StepFeatures:
+        """With one more row: `count` tokens from `start` on."""
+        if count == 1:
+            return StepFeatures(
+                self.tokens + 1,
+                self.decode_context + start + 1,
+                self.prefill_area,
+                self.decodes + 1,
+                self.sampled + outputs,
+            )
+        return StepFeatures(
+            self.tokens + count,
+            self.decode_context,
+            self.prefill_area + count * (start + 0.5 * count),
+            self.decodes,
+            self.sampled + outputs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """Seconds per unit of each feature; `knee` is in tokens, and is not learned."""
+
+    fixed: float
+    token: float
+    context: float = 0.0
+    area: float = 0.0
+    decode: float = 0.0
+    sample: float = 0.0
+    bend: float = 0.0
+    knee: float = 0.0
+
+    def seconds(self, features: StepFeatures) -> float:
+        """The time of a step of that shape."""
+        tokens, context, area, decodes, sampled = features
+        return (
+            self.fixed
+            + self.token * tokens
+            + self.bend * max(0.0, tokens - self.knee)
+            + self.context * context
+            + self.area * area
+            + self.decode * decodes
+            + self.sample * sampled
+        )
+
+
+# The belief of those who know nothing: a small model on a few cores.
+UNKNOWN = Coefficients(2e-3, 5e-4, 1e-7, 2e-8, 1e-5, 1e-4)
+
+
+class _Fit:
+    """One regime: the evidence as normal equations over columns, each a part of the prior.
+
+    Least squares of x . theta / t = 1 over steps, plus a ridge toward theta = 1; theta >= 0 by
+    coordinate descent, which from the last solution takes a sweep or two. What always comes
+    together shares a column: in a pure decode a token is a decode is a sample; in a mixed step a
+    decode is a sample.
+    """
+
+    __slots__ = ("_gram", "_groups", "_prior", "_right", "_theta", "seen", "solved")
+
+    def __init__(self, prior: Coefficients, groups: tuple[tuple[str, ...], ...]) -> None:
+        # A coefficient that the prior leaves out is learned too, in units of next to nothing.
+        least = 1e-9 * (prior.fixed + prior.token)
+        names = [name for group in groups for name in group]
+        self._prior = replace(prior, **{n: max(getattr(prior, n), least) for n in names})
+        self._groups = groups
+        size = range(len(groups))
+        self._theta = [1.0] * len(groups)
+        self._gram = [[RIDGE * (i == j) for j in size] for i in size]
+        self._right = [RIDGE] * len(groups)
+        self.solved = self._prior
+        self.seen = 0
+
+    def add(self, columns: tuple[float, ...], seconds: float, weight: float, keep: float) -> None:
+        """A step, `weight` times; the evidence before it fades by `keep`."""
+        gram, right, pull = self._gram, self._right, weight / seconds
+        for i, x in enumerate(columns):
+            scaled = pull * x
+            part = scaled / seconds
+            gram[i] = [keep * g + part * y for g, y in zip(gram[i], columns, strict=True)]
+            right[i] = keep * right[i] + scaled
+        self.seen += 1
+
+    def columns(self, features: StepFeatures) -> tuple[float, ...]:
+        """What the prior says that each column takes, in seconds."""
+        tokens, context, area, decodes, sampled = features
+        p = self._prior
+        if len(self._groups) == 4:
+            rows = p.token * tokens + p.decode * decodes + p.sample * sampled
+            return p.fixed, rows, p.bend * max(0.0, tokens - p.knee), p.context * context
+        return (
+            p.fixed,
+            p.token * tokens,
+            p.bend * max(0.0, tokens - p.knee),
+            p.context * context,
+            p.area * area,
+            p.decode * decodes + p.sample * sampled,
+        )
+
+    def solve(self, sweeps: int) -> None:
+        """Move toward the least error without a negative coefficient."""
+        theta = self._theta
+        for _ in range(sweeps):
+            for i, (row, right) in enumerate(zip(self._gram, self._right, strict=True)):
+                rest = sum([g * th for g, th in zip(row, theta, strict=True)]) - row[i] * theta[i]
+                # LEAN holds what no step has told apart where it is; forgetting wears out the ridge
+                theta[i] = max(0.0, (right + LEAN * theta[i] - rest) / (row[i] + LEAN))
+        prior = self._prior
+        self.solved = replace(
+            prior,
+            **{
+                name: getattr(prior, name) * th
+                for group, th in zip(self._groups, theta, strict=True)
+                for name in group
+            },
+        )
+
+
+_DECODE = (("fixed",), ("token", "decode", "sample"), ("bend",), ("context",))
+_MIXED = (("fixed",), ("token",), ("bend",), ("context",), ("area",), ("decode", "sample"))
+
+
+class Observation(NamedTuple):
+    """One step: its shape, how long it took, and what had been predicted before it was seen."""
+
+    features: StepFeatures
+    seconds: float
+    predicted: float
+
+
+class StepModel:
+    """Predicts step times and learns from them; one for each executor.
+
+    gamma: by how much to exceed a prediction so that nine steps in ten keep to it. gap: seconds
+    between two steps in which the executor waits for the host. drifting: whether the errors of
+    late are so large that old evidence is dropped.
+    """
+
+    def __init__(self, prior: Coefficients = UNKNOWN) -> None:
+        if not (prior.fixed > 0 and prior.token > 0):
+            raise ValueError("a prior needs a fixed and a token cost above 0")
+        self.prior = prior
+        self.gamma = GAMMA[1]
+        self.gap = 0.0
+        self.drifting = False
+        self.steps: deque[Observation] = deque(maxlen=LOG)
+        self._decode = _Fit(prior, _DECODE)
+        self._mixed = _Fit(prior, _MIXED)
+        self._errors: deque[float] = deque(maxlen=RECENT)  # predicted / seconds - 1
+        self._spread = 0.25  # median of the absolute errors
+        self._seen = 0
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """Of mixed steps, which is what planning asks about."""
+        return self._mixed.solved
+
+    @property
+    def decode_coefficients(self) -> Coefficients:
+        """Of steps that only decode."""
+        return self._decode.solved
+
+    def predict(self, features: StepFeatures) -> float:
+        """Seconds of a step of that shape, most likely."""
+        fit = self._mixed if features.prefill_area > 0.0 else self._decode
+        return fit.solved.seconds(features)
+
+    def most_tokens(self, features: StepFeatures, start: int, seconds: float) -> float:
+        """How many tokens from `start` on may be added to a step of that shape so that it takes
+        at most `seconds`: the positive root of a quadratic on either side of the knee."""
+        w = self._mixed.solved
+        left = seconds - w.seconds(features) - w.sample
+        if left <= 0.0:
+            return 0.0
+        slope, room = w.token + w.area * start, max(0.0, w.knee - features.tokens)
+        count = _root(w.area, slope, left)
+        if count > room and w.bend:
+            count = max(room, _root(w.area, slope + w.bend, left + w.bend * room))
+        return count
+
+    def observe(self, features: StepFeatures, seconds: float) -> None:
+        """A step of that shape took so long."""
+        if not seconds > 0.0:
+            return
+        fit = self._mixed if features.prefill_area > 0.0 else self._decode
+        predicted = fit.solved.seconds(features)
+        self.steps.append(Observation(features, seconds, predicted))
+        error = predicted / seconds - 1.0
+        self._errors.append(error)
+        # Beyond five times the usual error a step counts as if it were just that far off.
+        far = abs(error) / (5.0 * self._spread + 0.02)
+        young = fit.seen < YOUNG
+        trusted = young or self.drifting or far <= 1.0
+        keep = HURRY if self.drifting else KEEP
+        fit.add(fit.columns(features), seconds, 1.0 if trusted else 1.0 / far, keep)
+        if young or fit.seen % 4 == 0:
+            fit.solve(8 if young or self.drifting else 2)
+        self._seen += 1
+        if self._seen % REFRESH == 0:
+            self._look()
+
+    def _look(self) -> None:
+        """Spread, bias and drift, from the latest steps."""
+        recent = list(islice(reversed(self._errors), WINDOW))
+        sizes = sorted(map(abs, recent))
+        self._spread = sizes[len(sizes) // 2]
+        # A few wild steps are no drift: the latest ones' trimmed mean decides.
+        late = sorted(map(abs, recent[:LATE]))[: LATE * 7 // 8]
+        self.drifting = len(recent) >= LATE and sum(late) / len(late) > DRIFT
+        if len(recent) >= LATE:
+            slower = sorted([1.0 / (1.0 + error) for error in recent])  # seconds / predicted
+            tail = slower[int(0.9 * len(slower))]
+            self.gamma = GAMMA[2] if self.drifting else min(max(tail, GAMMA[0]), GAMMA[2])
+
+    def waited(self, seconds: float) -> None:
+        """Between the last step and this one, with work at hand, the executor stood still."""
+        self.gap += 0.05 * (min(seconds, 0.05) - self.gap)
+
+    def error(self) -> tuple[float, float]:
+        """(mean absolute, mean signed) relative error of the latest predictions, each made before
+        its step was seen. Positive: too pessimistic."""
+        errors = self._errors
+        if not errors:
+            return 0.0, 0.0
+        return sum(map(abs, errors)) / len(errors), sum(errors) / len(errors)
+
+    def snapshot(self) -> dict[str, float]:
+        """What there is to know about it, by name."""
+        mape, bias = self.error()
+        return {
+            "steptime_error": mape,
+            "steptime_bias": bias,
+            "steptime_gamma": self.gamma,
+            "steptime_drifting": float(self.drifting),
+            "steptime_gap_seconds": self.gap,
+        }
+
+    def log(self) -> Iterator[str]:
+        """The latest steps as lines of JSON: what a simulator calibrates from."""
+        for features, seconds, predicted in list(self.steps):
+            yield json.dumps({**features._asdict(), "seconds": seconds, "predicted": predicted})
+
+    def describe(self) -> dict[str, dict[str, float]]:
+        """The coefficients in force, by regime."""
+        return {"decode": asdict(self._decode.solved), "mixed": asdict(self._mixed.solved)}
+
+
+def _root(area: float, slope: float, left: float) -> float:
+    """The x > 0 at which area / 2 x^2 + slope x = left."""
+    if left <= 0.0:
+        return 0.0
+    return 2.0 * left / (slope + sqrt(slope * slope + 2.0 * area * left))

@@ -1,0 +1,136 @@
+"""Laws of the step-time model, on machines whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from dataclasses import asdict, replace
+
+import pytest
+
+from octavo.core.batch import Batch, Row, Want
+from octavo.core.steptime import Coefficients, StepFeatures, StepModel
+
+# A GPU of the middle class with an 8B model.
+TRUE = Coefficients(7.5e-3, 52e-6, 0.095e-6, 0.8e-9, 8e-6, 30e-6, bend=20e-6, knee=64)
+NAMES = ("fixed", "token", "context", "area", "decode", "sample", "bend")
+
+
+def shapes(count: int, seed: int = 0) -> list[StepFeatures]:
+    rng, made = random.Random(seed), []
+    for _ in range(count):
+        step, decodes = StepFeatures(), rng.randrange(0, 64)
+        for _ in range(decodes):
+            step = step.plus(rng.randrange(50, 3000), 1, 1)
+        if rng.random() < 0.5 or not decodes:
+            for _ in range(rng.randrange(1, 3)):
+                step = step.plus(rng.randrange(2000), rng.randrange(2, 512), rng.randrange(2))
+        made.append(step)
+    return made
+
+
+def prior(scale: float, seed: int = 0) -> Coefficients:
+    """The truth, each figure off by up to a factor of two, and all of them by `scale`."""
+    rng = random.Random(seed)
+    return replace(TRUE, **{n: getattr(TRUE, n) * scale * rng.uniform(0.5, 2) for n in NAMES})
+
+
+def mape(model: StepModel, scale: float = 1.0) -> float:
+    held_out = shapes(300, seed=99)
+    errors = [model.predict(f) / (scale * TRUE.seconds(f)) - 1 for f in held_out]
+    return sum(map(abs, errors)) / len(errors)
+
+
+def test_features_are_those_of_the_rows() -> None:
+    want = (Want(0),)
+    rows = (
+        Row(0, 99, array("i", [1]), array("i"), want),
+        Row(1, 9, array("i", [1]), array("i"), want),
+        Row(2, 100, array("i", [1] * 30), array("i")),
+        Row(3, 0, array("i", [1] * 8), array("i"), (Want(7),)),
+    )
+    found = StepFeatures.of(Batch(1, rows))
+    assert found == (40, 110, 30 * 115 + 8 * 4, 2, 3)
+    built = StepFeatures()
+    for row in rows:
+        built = built.plus(row.start, len(row.tokens), len(row.outputs))
+    assert built == found
+
+
+@pytest.mark.parametrize("scale", [0.4, 1.0, 3.0])
+def test_a_machine_is_learned_within_500_noisy_steps(scale: float) -> None:
+    rng, model = random.Random(1), StepModel(prior(scale))
+    for i, step in enumerate(shapes(500)):
+        model.observe(step, TRUE.seconds(step) * rng.gauss(1, 0.02))
+        if i == 99:
+            assert mape(model) < 0.04
+    assert mape(model) < 0.015
+    assert not model.drifting
+    assert 1.03 <= model.gamma < 1.06
+
+
+def test_no_coefficient_is_ever_negative() -> None:
+    rng, model = random.Random(2), StepModel(prior(1.0))
+    for step in shapes(400):
+        model.observe(step, rng.uniform(0.2, 5.0) * TRUE.seconds(step))
+        for regime in model.describe().values():
+            assert min(regime.values()) >= 0.0
+
+
+def test_a_step_in_fifty_that_takes_ten_times_as_long_hardly_counts() -> None:
+    rng, model = random.Random(3), StepModel(prior(1.0))
+    for i, step in enumerate(shapes(1000)):
+        slow = 10.0 if i % 50 == 49 else 1.0
+        model.observe(step, TRUE.seconds(step) * rng.gauss(1, 0.01) * slow)
+    assert mape(model) < 0.02
+
+
+def test_a_machine_that_slows_down_is_noticed_and_followed() -> None:
+    model, steps = StepModel(prior(1.0)), shapes(1200)
+    for step in steps[:600]:
+        model.observe(step, TRUE.seconds(step))
+    assert not model.drifting
+    for step in steps[600:650]:
+        model.observe(step, 1.5 * TRUE.seconds(step))
+    assert model.drifting
+    assert model.gamma == 1.25
+    for step in steps[650:]:
+        model.observe(step, 1.5 * TRUE.seconds(step))
+    assert not model.drifting
+    assert mape(model, 1.5) < 0.03
+
+
+@pytest.mark.parametrize("knee", [0.0, 64.0, 300.0])
+@pytest.mark.parametrize("start", [0, 5000])
+def test_most_tokens_is_the_inverse_of_predict(knee: float, start: int) -> None:
+    model = StepModel(replace(TRUE, knee=knee))
+    step = StepFeatures().plus(700, 1, 1).plus(90, 1, 1)
+    for count in (2, 10, 63, 100, 299, 512, 4000):
+        seconds = model.predict(step.plus(start, count, 1))
+        assert model.most_tokens(step, start, seconds) == pytest.approx(count)
+    assert model.most_tokens(step, start, 0.9 * model.predict(step)) == 0.0
+
+
+def test_the_error_is_that_of_predictions_made_beforehand() -> None:
+    model, step = StepModel(TRUE), StepFeatures().plus(100, 1, 1)
+    model.observe(step, 2 * TRUE.seconds(step))
+    assert model.error() == pytest.approx((0.5, -0.5), rel=1e-3)
+    assert StepModel(TRUE).error() == (0.0, 0.0)
+
+
+def test_without_evidence_the_prior_predicts() -> None:
+    for step in shapes(20):
+        assert StepModel(TRUE).predict(step) == pytest.approx(TRUE.seconds(step), rel=1e-6)
+    with pytest.raises(ValueError, match="prior"):
+        StepModel(Coefficients(0.0, 1.0))
+
+
+def test_the_log_is_one_json_object_a_step() -> None:
+    model, steps = StepModel(TRUE), shapes(5)
+    for step in steps:
+        model.observe(step, TRUE.seconds(step))
+    lines = [json.loads(line) for line in model.log()]
+    assert [line["seconds"] for line in lines] == [TRUE.seconds(s) for s in steps]
+    assert [StepFeatures(*(line[f] for f in StepFeatures._fields)) for line in lines] == steps
+    assert set(model.describe()["mixed"]) == set(asdict(TRUE))
