@@ -6,12 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import statistics
 import time
 from dataclasses import dataclass
 
 import aiohttp
 from workloads import Job
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
 
 
 @dataclass
@@ -49,7 +56,9 @@ async def send(http: aiohttp.ClientSession, url: str, model: str, job: Job) -> O
             if usage := message.get("usage"):
                 out.tokens = usage["completion_tokens"]
                 out.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-            if any(choice.get("text") for choice in message.get("choices") or ()):
+            choices = message.get("choices") or ()
+            # The last chunk counts too: an only token's text may be empty (half a character).
+            if any(choice.get("text") or choice.get("finish_reason") for choice in choices):
                 chunks += 1
                 out.first = out.first or now
                 out.last = now
@@ -75,17 +84,20 @@ async def _closed_loop(url: str, model: str, jobs: list[Job], concurrency: int) 
 
 
 def closed_loop(url: str, model: str, jobs: list[Job], concurrency: int) -> dict[str, float]:
-    """Run `jobs` at `concurrency` and return output_tok_s, total_tok_s, ttft and tpot medians."""
+    """Run `jobs` at `concurrency` and return output_tok_s, total_tok_s, decode_tok_s (tokens after
+    the first ones, since the last first one), ttft and tpot medians."""
     started = time.perf_counter()
     cpu = time.process_time()
     outcomes = asyncio.run(_closed_loop(url, model, jobs, concurrency))
-    wall = max(o.last for o in outcomes) - started
+    ended, begun = max(o.last for o in outcomes), max(o.first for o in outcomes)
+    wall = ended - started
     made = sum(o.tokens for o in outcomes)
     read = sum(len(job.prompt) for job in jobs)
     tpot = [(o.last - o.first) / (o.tokens - 1) for o in outcomes if o.tokens > 1]
     return {
         "output_tok_s": made / wall,
         "total_tok_s": (made + read) / wall,
+        "decode_tok_s": (made - len(outcomes)) / max(ended - begun, 1e-9),
         "ttft_p50": statistics.median(o.first - o.sent for o in outcomes),
         "tpot_p50": statistics.median(tpot) if tpot else 0.0,
         "cached_tokens": float(sum(o.cached or 0 for o in outcomes)),

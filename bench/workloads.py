@@ -9,6 +9,7 @@ that models see the same shape of work. The salt replaces two tokens near the st
                     output ~ lognormal(80, 0.7) in 4..300
     shared_prefix   48 requests, one 512-token prefix, 30..80 tokens of their own, 48 output tokens
     single          one request, 16 in, 128 out: one stream
+    batch8          8 requests, 16 in, 128 out: independent streams
     prefill         one request, 512 in, 1 out
 """
 
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Encode = Callable[[str], list[int]]
-NAMES = ("chat", "shared_prefix", "single", "prefill")
+NAMES = ("chat", "shared_prefix", "single", "batch8", "prefill")
 SEED = 1729
 
 
@@ -66,6 +67,8 @@ def build(name: str, ids: list[int], bos: int | None = None, salt: int = 0) -> l
         return [Job(prefix + window(shape.randint(30, 80)), 48) for _ in range(48)]
     if name == "single":
         return [Job(prompt(16), 128)]
+    if name == "batch8":
+        return [Job(prompt(16), 128) for _ in range(8)]
     if name == "prefill":
         return [Job(prompt(512), 1)]
     raise ValueError(f"unknown workload {name!r}: one of {', '.join(NAMES)}")
