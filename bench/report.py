@@ -173,7 +173,11 @@ def plot(records: list[Record], path: Path) -> None:
                 _panel(axis, latest[model, name])
             else:
                 axis.set_axis_off()
-    figure.tight_layout()
+    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
+    figure.legend(handles, COLOURS, loc="upper center", ncols=len(COLOURS), frameon=False)
+    note = "medians; whiskers: all repeats; dashed: the ceiling of Octavo's work on this machine"
+    figure.text(0.5, 0.08 / size[1], note, ha="center", fontsize=8)
+    figure.tight_layout(rect=(0, 0.25 / size[1], 1, 1 - 0.35 / size[1]))
     figure.savefig(path, dpi=110)
 
 
@@ -187,7 +191,7 @@ def _panel(axis, cell: Cell) -> None:
         axis.text(x, max(rates), f" {middle:.0f}", ha="center", va="bottom", fontsize=7.5)
     if cell.ceilings:
         axis.axhline(statistics.median(cell.ceilings), color="#1b7f5c", ls="--", lw=1)
-    labels = [engine.replace(" ", "\n", 1) for engine in engines]
+    labels = [engine.removeprefix("llama.cpp ").replace(" ", "\n", 1) for engine in engines]
     axis.set_xticks(range(len(engines)), labels, fontsize=6.5)
     axis.margins(y=0.14)
     axis.spines[["top", "right"]].set_visible(False)
