@@ -31,7 +31,7 @@ format: $(VENV)/.lint ## let ruff put things in order
 
 bench: $(VENV)/.bench ## kernels, step and serving, each beside its ceiling
 	$(BIN)/python bench/kernels.py
-	$(BIN)/octavo bench --model $(MODEL)
+	$(BIN)/octavo bench offline --model $(MODEL)
 
 compare: $(VENV)/.bench ## side by side with llama.cpp, OpenVINO GenAI and vLLM (builds them; hours)
 	$(BIN)/python bench/compare.py all

@@ -21,6 +21,7 @@ import statistics
 
 import numpy as np
 
+from octavo.ceilings import UNITS
 from octavo.kernels import _cpu
 
 # ggml's number; elements and bytes of a block in the file; which peak bounds the products.
@@ -73,8 +74,10 @@ class Bench:
 
     def probe(self) -> dict[str, float]:
         """Operations a second of one core."""
-        found = dict(_cpu.probe(self.isa, 1, 0.4, 1 << 20))
-        return {key: found[key] for key in found if key != "read_bytes_per_s"}
+        return {
+            f"{unit}_ops_per_s": _cpu.probe_ops(1, kind, 0.1, self.isa)
+            for kind, unit in enumerate(UNITS)
+        }
 
     @property
     def read(self) -> float:

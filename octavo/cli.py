@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.benchmark.commands import bench
 from octavo.config import (
     EngineConfig,
     ServerConfig,
@@ -27,6 +28,10 @@ from octavo.config import (
     take,
 )
 from octavo.errors import OctavoError
+from octavo.terminal import assembled as _assemble
+from octavo.terminal import loaded as _load
+from octavo.terminal import note as _note
+from octavo.terminal import plain_table as _table
 
 if TYPE_CHECKING:
     from octavo.assembly import Assembly
@@ -40,7 +45,7 @@ Examples:
   echo "Summarise this: ..." | octavo run -
   octavo chat --system "You are a pirate"
   octavo serve --port 8000 --kv-memory 1GiB
-  octavo bench --concurrency 1,16
+  octavo bench offline --concurrency 1,16
   octavo doctor
 """
 
@@ -483,79 +488,7 @@ def _list_models(models: list[tuple[NamedModel, Any]], as_json: bool) -> None:
 
 # ---- bench and doctor ----
 
-
-def _numbers(_: click.Context, __: click.Parameter, value: str) -> list[int]:
-    try:
-        numbers = [int(word) for word in value.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise click.BadParameter("give whole numbers, such as 1,4,16")
-    return numbers
-
-
-@cli.command(
-    epilog="""\b
-Examples:
-  octavo bench
-  octavo bench -m qwen2.5-coder-0.5b --prompt 512 --output 64 --concurrency 1,4,16,64
-  octavo bench --json > today.json
-"""
-)
-@options(EngineConfig)
-@click.option(
-    "--prompt",
-    default="512",
-    callback=_numbers,
-    help="Prompt tokens, one or more.",
-    show_default=True,
-)
-@click.option("--output", default=64, help="Tokens to write for each prompt.", show_default=True)
-@click.option(
-    "--concurrency",
-    default="1,16",
-    callback=_numbers,
-    show_default=True,
-    help="Requests at once, one or more.",
-)
-@click.option(
-    "--repeat", default=3, help="Runs of each cell; the median is shown.", show_default=True
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def bench(
-    prompt: list[int], output: int, concurrency: list[int], repeat: int, as_json: bool, **flags: Any
-) -> None:
-    """Measure offline speed, beside what this machine could do at most."""
-    from octavo import benchmark
-
-    llm = _load(dataclasses.replace(take(EngineConfig, flags), prefix_caching=False), as_json)
-    plan = benchmark.Plan(tuple(prompt), output, tuple(concurrency), repeat)
-    report = benchmark.measure(llm, plan)
-    if as_json:
-        click.echo(json.dumps(report))
-        return
-    ceilings = report["ceilings"]
-    click.echo(
-        f"{report['model']}, {report['threads']} threads, {report['isa']}; memory "
-        f"{ceilings['read_bytes_per_s'] / 1e9:.1f} GB/s, int8 "
-        f"{ceilings['int8_ops_per_s'] / 1e9:.0f} GOP/s. Medians of {repeat}.\n"
-    )
-    rows = [
-        [
-            str(cell["prompt"]), str(cell["output"]), str(cell["concurrency"]),
-            f"{cell['prefill_tokens_per_s']:.0f}", f"{cell['prefill_share']:.0%}",
-            f"{cell['decode_tokens_per_s']:.1f}", f"{cell['decode_share']:.0%}",
-            f"{cell['ttft_s'] * 1e3:.0f}", f"{cell['tpot_s'] * 1e3:.1f}",
-        ]
-        for cell in report["cells"]
-    ]  # fmt: skip
-    head = ["prompt", "output", "at once", "prefill tok/s", "of roof", "decode tok/s", "of roof",
-            "TTFT ms", "TPOT ms"]  # fmt: skip
-    _table(head, rows, right=True)
-    click.echo(
-        "\nof roof: measured / the least time in which this machine can do the same operations "
-        "and read the same bytes."
-    )
+cli.add_command(bench)
 
 
 @cli.command(
@@ -594,39 +527,6 @@ def doctor(model: str, seconds: float, as_json: bool) -> None:
         if not report.wrong:
             click.secho("All is well.", fg="green")
     sys.exit(1 if report.wrong else 0)
-
-
-# ---- shared ----
-
-
-def _assemble(config: EngineConfig, quiet: bool, **more: Any) -> Assembly:
-    from octavo.assembly import assemble
-    from octavo.llm import loading_bar
-
-    if quiet or not sys.stderr.isatty():
-        return assemble(config, **more)
-    with loading_bar() as told:
-        return assemble(config, progress=told, **more)
-
-
-def _load(config: EngineConfig, quiet: bool) -> LLM:
-    from octavo.llm import LLM, MAX_WAITING
-
-    return LLM.over(_assemble(config, quiet, max_waiting=MAX_WAITING))
-
-
-def _note(text: str, quiet: bool) -> None:
-    """A word beside the output, on stderr, dim."""
-    if not quiet:
-        click.secho(text, dim=True, err=True)
-
-
-def _table(head: list[str], rows: list[list[str]], *, right: bool = False) -> None:
-    """Plain columns: they can be read, cut and grepped."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    for number, row in enumerate([head, *rows]):
-        cells = [c.rjust(w) if right else c.ljust(w) for c, w in zip(row, widths, strict=True)]
-        click.secho("  ".join(cells).rstrip(), bold=number == 0)
 
 
 if __name__ == "__main__":

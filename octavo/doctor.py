@@ -5,7 +5,6 @@ It changes nothing, fetches nothing, and takes about as long as it is told to me
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import os
 import platform
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from octavo.ceilings import Ceilings, measure_ceilings
 from octavo.config import show_bytes
 from octavo.errors import InvalidRequest, OctavoError
 
@@ -48,8 +48,7 @@ def examine(model: str, seconds: float = 2.0) -> Report:
     report = Report()
     _software(report)
     _machine(report)
-    peaks = _peaks(report, seconds)
-    _model(report, model, peaks)
+    _model(report, model, _ceilings(report, seconds))
     return report
 
 
@@ -97,37 +96,43 @@ def _machine(report: Report) -> None:
     report.sections.append(("Machine", rows))
 
 
-def _peaks(report: Report, seconds: float) -> dict[str, float]:
-    """Measured peaks, or nothing if the kernels cannot be loaded."""
+def _ceilings(report: Report, seconds: float) -> Ceilings | None:
+    """What the machine reaches, or nothing if the kernels cannot be loaded."""
     try:
-        cpu = importlib.import_module("octavo.kernels._cpu")
+        from octavo.kernels import isas
+
+        names = isas()
     except ImportError as error:
         report.wrong.append(f"the kernels cannot be loaded ({error}): install octavo again")
-        return {}
-    threads = int(cpu.affinity_count())
-    peaks = {k: float(v) for k, v in cpu.probe("auto", threads, seconds).items()}
-    isas = list(cpu.isas())
-    rows = [
-        ("instruction sets", ", ".join(isas)),
-        ("memory", f"{peaks['read_bytes_per_s'] / 1e9:.1f} GB/s with {threads} threads"),
-        ("int8", f"{peaks['int8_ops_per_s'] / 1e9:.0f} GOP/s"),
-        ("bf16", f"{peaks['bf16_ops_per_s'] / 1e9:.0f} GFLOP/s"),
-        ("fp32", f"{peaks['f32_ops_per_s'] / 1e9:.0f} GFLOP/s"),
-    ]
-    if isas == ["portable"]:
+        return None
+    found = measure_ceilings(seconds=seconds)
+    one, every, threads = found.one, found.all, found.threads
+
+    def line(name: str, unit: str) -> tuple[str, str]:
+        together, alone = (getattr(rates, name) / 1e9 for rates in (every, one))
+        beside = f" with {threads} threads, {alone:.1f} with one" if threads > 1 else ""
+        return ({"dram": "memory", "l3": "L3 cache", "l2": "L2 cache", "f32": "fp32"}.get(
+            name, name), f"{together:.1f} {unit}{beside}")  # fmt: skip
+
+    rows = [("instruction sets", ", ".join(names))]
+    rows += [line(name, "GB/s") for name in ("dram", "l3", "l2") if getattr(every, name)]
+    rows += [line("int8", "GOP/s"), line("bf16", "GFLOP/s"), line("f32", "GFLOP/s")]
+    if threads > 1:
+        rows.append(("barrier", f"{found.barrier_s * 1e9:.0f} ns"))
+    if list(names) == ["portable"]:
         report.notes.append("neither AVX-512 nor AVX2 here: the portable kernels are slow")
-    report.values |= {"isas": isas, "threads": threads, "peaks": peaks}
-    report.sections.append(("Measured", rows))
-    return peaks
+    report.values |= {"isas": list(names), "threads": threads, "ceilings": found.as_dict()}
+    report.sections.append(("Measured, at best", rows))
+    return found
 
 
-def _model(report: Report, name: str, peaks: dict[str, float]) -> None:
+def _model(report: Report, name: str, ceilings: Ceilings | None) -> None:
     try:
         path = find(name)
         if path is None:
             report.sections.append(("Model", [(name, f"not here yet: octavo pull {name}")]))
             return
-        rows, needed = _needs(path, peaks, report)
+        rows, needed = _needs(path, ceilings, report)
     except OctavoError as error:
         report.wrong.append(str(error))
         return
@@ -155,7 +160,7 @@ def find(name: str) -> Path | None:
     return hub.resolve(name)  # says what is wrong with the name
 
 
-def _needs(path: Path, peaks: dict[str, float], report: Report) -> tuple[Rows, int]:
+def _needs(path: Path, ceilings: Ceilings | None, report: Report) -> tuple[Rows, int]:
     """What the model takes, and how fast it could at most write; bytes for one conversation."""
     from octavo.models.weights import open_checkpoint
 
@@ -177,8 +182,8 @@ def _needs(path: Path, peaks: dict[str, float], report: Report) -> tuple[Rows, i
         "path": str(path), "weight_bytes": weights, "kv_bytes_per_token": kv,
         "needed_bytes": needed,
     }  # fmt: skip
-    if peaks:
-        best = peaks["read_bytes_per_s"] / read
+    if ceilings is not None:
+        best = ceilings.all.dram / read
         rows.append(("at most", f"{best:.0f} tok/s for one stream, by memory bandwidth"))
         report.values["model"]["max_tokens_per_s"] = best
     return rows, needed

@@ -46,12 +46,15 @@ TOP = (
     "octavo",
     "octavo.assembly",
     "octavo.benchmark",
+    "octavo.ceilings",
     "octavo.cluster",
     "octavo.doctor",
     "octavo.lab",
     "octavo.llm",
+    "octavo.plots",
     "octavo.rl",
     "octavo.server",
+    "octavo.terminal",
 )
 ENTRANCE = ("octavo.cli", "octavo.__main__")
 NO_PYTHON = ("web",)

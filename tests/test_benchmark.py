@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from octavo import benchmark, doctor
-from octavo.benchmark import Plan
+from octavo import doctor
+from octavo.benchmark import offline
+from octavo.benchmark.offline import Plan
+from octavo.ceilings import Ceilings, Rates
 from octavo.errors import FetchError, InvalidRequest
 from octavo.llm import LLM
 from octavo.models.config import ModelConfig, Rope
@@ -17,12 +19,8 @@ from octavo.ops.trace import trace
 from tests.server.fakes import FakeExecutor
 from tests.test_llm import fake_assembly
 
-PEAKS = {
-    "read_bytes_per_s": 1e9,
-    "int8_ops_per_s": 1e12,
-    "bf16_ops_per_s": 1e12,
-    "f32_ops_per_s": 1e12,
-}
+RATES = Rates(dram=1e9, l3=4e9, l2=8e9, int8=1e12, bf16=1e12, f32=1e12)
+CEILINGS = Ceilings("portable", 1, RATES, RATES, 1e-7)
 TINY = ModelConfig(
     architecture="llama",
     vocab_size=269,
@@ -48,7 +46,7 @@ def tiny_llm(executor: FakeExecutor) -> LLM:
 
 def test_a_bench_reports_every_cell_beside_its_roof() -> None:
     executor = FakeExecutor(seconds=0.002)
-    report = benchmark.measure(tiny_llm(executor), Plan((40, 300), 5, (1, 3), 2), PEAKS)
+    report = offline.measure(tiny_llm(executor), Plan((40, 300), 5, (1, 3), 2), CEILINGS)
     cells = report["cells"]
     shapes = [(c["prompt"], c["concurrency"]) for c in cells]
     assert shapes == [(40, 1), (40, 3), (300, 1), (300, 3)]
@@ -65,18 +63,19 @@ def test_a_bench_reports_every_cell_beside_its_roof() -> None:
 
 def test_the_decode_roof_of_one_stream_is_bandwidth_over_bytes() -> None:
     llm = tiny_llm(FakeExecutor())
-    _, decode = benchmark.roofs(llm, (64, 2, 1), PEAKS)
+    _, decode = offline.roofs(llm, (64, 2, 1), CEILINGS)
     weights = sum(spec.nbytes for spec in trace(TINY).weights)
     assert decode == pytest.approx(1e9 / weights, rel=0.35)
-    _, many = benchmark.roofs(llm, (64, 2, 16), PEAKS)
+    _, many = offline.roofs(llm, (64, 2, 16), CEILINGS)
     assert many > 4 * decode
 
 
 def test_the_prefill_roof_counts_each_chunk() -> None:
     llm = tiny_llm(FakeExecutor())
-    slow = PEAKS | {"f32_ops_per_s": 1e6, "bf16_ops_per_s": 1e6}
-    one, _ = benchmark.roofs(llm, (300, 2, 1), slow)
-    four, _ = benchmark.roofs(llm, (300, 2, 4), slow)
+    rates = dataclasses.replace(RATES, bf16=1e6, f32=1e6)
+    slow = dataclasses.replace(CEILINGS, all=rates)
+    one, _ = offline.roofs(llm, (300, 2, 1), slow)
+    four, _ = offline.roofs(llm, (300, 2, 4), slow)
     assert one == pytest.approx(four, rel=0.05)
 
 
@@ -88,7 +87,7 @@ def test_a_plan_that_measures_nothing_is_refused() -> None:
 
 def test_the_doctor_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor, "_peaks", lambda *_: PEAKS)
+    monkeypatch.setattr(doctor, "_ceilings", lambda *_: CEILINGS)
     monkeypatch.setattr(doctor, "cpu_quota", lambda: 0.5)
     report = doctor.examine("smollm2-135m")
     assert any("control group" in line for line in report.wrong)

@@ -47,7 +47,18 @@ def call(*words: str, typed: str | None = None) -> Result:
 
 
 def test_help_teaches() -> None:
-    for words in ([], ["run"], ["chat"], ["serve"], ["pull"], ["bench"], ["doctor"]):
+    for words in (
+        [],
+        ["run"],
+        ["chat"],
+        ["serve"],
+        ["pull"],
+        ["bench"],
+        ["doctor"],
+        ["bench", "offline"],
+        ["bench", "kernels"],
+        ["bench", "step"],
+    ):
         result = call(*words, "--help")
         assert result.exit_code == 0
         assert "Examples:" in result.stdout
@@ -127,7 +138,7 @@ def test_chat_ends_with_the_input() -> None:
         (["run", "hi", "--kv-memory", "lots"], "1GiB"),
         (["run", "hi", "--max-rows", "0"], "--max-rows"),
         (["run"], "PROMPT"),
-        (["bench", "--concurrency", "0"], "1,4,16"),
+        (["bench", "offline", "--concurrency", "0"], "1,4,16"),
         (["pull", "no-such-model"], "no-such-model"),
         (["run", "hi", "-s", "x" * 5000], "2048"),
     ],
@@ -197,7 +208,7 @@ def test_sizes_out_of_reach_are_refused_in_one_line(flag: str, value: str) -> No
     """Nothing is loaded for them, and no integer of the kernels overflows."""
     if (flag, value) == ("--kv-memory", "99999999999"):
         pytest.skip("93 GiB is a size")
-    for command in (["run", "hi"], ["serve"], ["chat"], ["bench"]):
+    for command in (["run", "hi"], ["serve"], ["chat"], ["bench", "offline"]):
         result = call(*command, flag, value)
         assert result.exit_code in (1, 2)
         assert isinstance(result.exception, SystemExit)

@@ -8,8 +8,8 @@ those of the stored types if the program was `typed`, else BF16.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from octavo.ops.program import Program
 from octavo.ops.table import TABLE, StepShape, Work
@@ -21,7 +21,8 @@ class Hardware:
 
     bytes_per_s: memory bandwidth. flops_per_s: matrix products (a multiply-add is two).
     attend_flops_per_s: attention. op_seconds: barrier or launch, each op. step_seconds: host work
-    outside the program, each step.
+    outside the program, each step. op_flops_per_s: rates of single ops by name, where they differ
+    from the two.
     """
 
     name: str
@@ -30,6 +31,12 @@ class Hardware:
     attend_flops_per_s: float
     op_seconds: float = 0.0
     step_seconds: float = 0.0
+    op_flops_per_s: Mapping[str, float] = field(default_factory=dict)
+
+    def rate(self, op: str) -> float:
+        """Operations a second in an op."""
+        general = self.attend_flops_per_s if op == "attend" else self.flops_per_s
+        return self.op_flops_per_s.get(op, general)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +83,8 @@ def cost(program: Program, shape: StepShape, hardware: Hardware) -> Cost:
     parts, layer = [], None
     for instr in program.instrs:
         work = TABLE[instr.op].work(program.call(instr), shape)
-        rate = hardware.attend_flops_per_s if instr.op == "attend" else hardware.flops_per_s
-        memory, compute = work.bytes / hardware.bytes_per_s, work.flops / rate
+        memory = work.bytes / hardware.bytes_per_s
+        compute = work.flops / hardware.rate(instr.op)
         seconds = max(memory, compute) + hardware.op_seconds
         layer = _layer(instr.attrs, layer, instr.op)
         parts.append(

@@ -49,6 +49,7 @@ ALIGN = 64
 Progress = Callable[[int, int], None]
 Act = Literal["auto", "pairs", "int8", "fp32"]
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 Encoded = tuple["array[int]", "array[int]", "array[int]", "array[int]", bytes, bytes]
 
 
@@ -71,6 +72,21 @@ class CpuOptions:
     act: Act = "auto"
     pin: bool = False
     eager: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Seconds of each thread in each instruction of the program, sampling and step set-up last:
+    busy, wait [threads, instructions]; and barriers [instructions] that each thread passed.
+    seconds: of all `steps` steps together, from call to return: what any thread's row adds up to.
+    """
+
+    instructions: tuple[str, ...]
+    busy: Doubles
+    wait: Doubles
+    barriers: Doubles
+    steps: int
+    seconds: float
 
 
 def no_progress(done: int, total: int) -> None:
@@ -147,6 +163,18 @@ class CpuExecutor:
         return {"weights": self._weight_bytes} | {
             k: int(v) for k, v in self._executor.memory().items()
         }
+
+    def spent(self) -> Spent:
+        """Where the time of all steps since the last reset went."""
+        names = (*(instr.op for instr in self.program.instrs), "sample", "begin")
+        total = self._executor.timing()
+        busy, wait, barriers = self._executor.spent()
+        return Spent(names, busy, wait, barriers[0], int(total["steps"]), total["total"])
+
+    def fill_kv(self, blocks: int) -> None:
+        """For benches: finite values in the first `blocks` blocks of the cache, without a prefill.
+        Whatever was there is lost."""
+        self._executor.fill_kv(blocks)
 
     def timing(self) -> dict[str, float]:
         """Seconds since the last reset: total, by op, `sample` (part of the head) and `wait` (at

@@ -50,12 +50,13 @@ class Ints {
   Py_buffer view_;
 };
 
-Output new_output(std::vector<size_t> shape) {
+template <class T = float>
+nb::ndarray<nb::numpy, T> new_output(std::vector<size_t> shape) {
   size_t n = 1;
   for (size_t s : shape) n *= s;
-  auto* data = new float[n]();
-  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<float*>(p); });
-  return Output(data, shape.size(), shape.data(), owner);
+  auto* data = new T[n]();
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+  return {data, shape.size(), shape.data(), owner};
 }
 
 const Kernels& kernels_of(const std::string& isa) {
@@ -155,14 +156,38 @@ nb::bytes run(BoundExecutor& self, nb::handle rows, nb::handle tokens, nb::handl
 }
 
 nb::dict timing(const BoundExecutor& self) {
-  const Executor::Timing& t = self.executor.timing;
+  const Executor& e = self.executor;
+  std::map<OpKind, int64_t> kinds;
+  int64_t waited = 0;
+  const int64_t n = e.num_instructions(), sample = n - 2;
+  for (int64_t i = 0; i < n; ++i) {
+    const Executor::Spent& s = e.spent(0, i);
+    waited += s.wait_ns;
+    if (i < n - 1) kinds[i < sample ? e.kind_of(i) : OpKind::FinalNormHead] += s.busy_ns + s.wait_ns;
+  }
   nb::dict d;
-  d["steps"] = t.steps;
-  d["total"] = double(t.ns) * 1e-9;
-  for (const OpName& n : OP_NAMES) d[n.name] = double(t.op_ns[int(n.kind)]) * 1e-9;
-  d["sample"] = double(t.sample_ns) * 1e-9;
-  d["wait"] = double(t.wait_ns) * 1e-9;
+  d["steps"] = e.timed_steps();
+  d["total"] = double(e.timed_ns()) * 1e-9;
+  for (const OpName& name : OP_NAMES) d[name.name] = double(kinds[name.kind]) * 1e-9;
+  d["sample"] = double(e.spent(0, sample).busy_ns + e.spent(0, sample).wait_ns) * 1e-9;
+  d["wait"] = double(waited) * 1e-9;
   return d;
+}
+
+// (busy, waiting, barriers), each [threads][instructions], times in seconds; Executor::Spent.
+nb::tuple spent(const BoundExecutor& self, int threads) {
+  const size_t n = size_t(self.executor.num_instructions());
+  auto busy = new_output<double>({size_t(threads), n});
+  auto wait = new_output<double>({size_t(threads), n});
+  auto barriers = new_output<double>({size_t(threads), n});
+  for (size_t t = 0; t < size_t(threads); ++t)
+    for (size_t i = 0; i < n; ++i) {
+      const Executor::Spent& s = self.executor.spent(int(t), int64_t(i));
+      busy.data()[t * n + i] = double(s.busy_ns) * 1e-9;
+      wait.data()[t * n + i] = double(s.wait_ns) * 1e-9;
+      barriers.data()[t * n + i] = double(s.barriers);
+    }
+  return nb::make_tuple(busy, wait, barriers);
 }
 
 nb::dict memory(const BoundExecutor& self) {
@@ -270,18 +295,11 @@ nb::tuple exercise_pool(int threads, bool pin, int64_t jobs, int64_t phases) {
   return nb::make_tuple(shared.violations.load(), s);
 }
 
-nb::dict probe_machine(const std::string& isa, int threads, double seconds, int64_t bytes) {
-  Peaks p;
-  {
-    nb::gil_scoped_release release;
-    p = probe(kernels_of(isa), threads, seconds, bytes);
-  }
-  nb::dict d;
-  d["read_bytes_per_s"] = p.read_bytes_per_s;
-  d["int8_ops_per_s"] = p.int8_ops_per_s;
-  d["bf16_ops_per_s"] = p.bf16_ops_per_s;
-  d["f32_ops_per_s"] = p.f32_ops_per_s;
-  return d;
+// Finite values into the first `blocks` blocks of the cache, for benches without a prefill.
+void fill_kv(BoundExecutor& self, int64_t blocks) {
+  const KvCache& kv = self.executor.kv();
+  if (blocks < 0 || blocks > kv.num_blocks) throw std::invalid_argument("no such blocks");
+  std::memset(kv.data, 0x3c, size_t(blocks * kv.block_bytes));  // bf16, float: about a hundredth
 }
 
 }  // namespace
@@ -318,7 +336,9 @@ void bind_executor(nb::module_& m) {
       .def("run", &run, "rows"_a, "tokens"_a, "tables"_a, "wanted"_a, "samples"_a, "data"_a,
            "logits"_a = nb::none(), "eager"_a = false)
       .def("timing", &timing)
-      .def("reset_timing", [](BoundExecutor& s) { s.executor.timing = {}; })
+      .def("spent", [](BoundExecutor& s) { return spent(s, s.executor.pool().threads()); })
+      .def("reset_timing", [](BoundExecutor& s) { s.executor.reset_timing(); })
+      .def("fill_kv", &fill_kv, "blocks"_a)
       .def("memory", &memory)
       .def_prop_ro("isa", [](const BoundExecutor& s) {
         return std::string(const_cast<BoundExecutor&>(s).executor.kernels().name);
@@ -330,8 +350,29 @@ void bind_executor(nb::module_& m) {
   m.def("act_mul", &act_mul, "act"_a, "gate"_a, "up"_a, "isa"_a = "auto");
   m.def("rope", &rope, "x"_a, "cos"_a, "sin"_a, "isa"_a = "auto");
   m.def("exercise_pool", &exercise_pool, "threads"_a, "pin"_a, "jobs"_a, "phases"_a);
-  m.def("probe", &probe_machine, "isa"_a = "auto", "threads"_a = 1, "seconds"_a = 2.0,
-        "buffer_bytes"_a = int64_t(256) << 20);
+  m.def("probe_read",
+        [](int threads, int64_t share, int64_t round, int64_t ahead, double seconds,
+           const std::string& isa) {
+          nb::gil_scoped_release release;
+          return probe_read(kernels_of(isa), threads, share, round, ahead, seconds);
+        },
+        "threads"_a, "share"_a, "round"_a, "ahead"_a, "seconds"_a, "isa"_a = "auto",
+        "Bytes a second that all threads read together: the best of many short rounds in which\n"
+        "each reads the next `round` bytes of its own `share` bytes, prefetching `ahead` bytes ahead (0: not).");
+  m.def("probe_ops",
+        [](int threads, int kind, double seconds, const std::string& isa) {
+          if (kind < 0 || kind > 2) throw std::invalid_argument("0 int8, 1 bf16, 2 f32");
+          nb::gil_scoped_release release;
+          return probe_ops(kernels_of(isa), threads, kind, seconds);
+        },
+        "threads"_a, "kind"_a, "seconds"_a, "isa"_a = "auto",
+        "Operations a second (a multiply-add is two); kind: 0 int8 products, 1 bf16, 2 f32.");
+  m.def("probe_barrier",
+        [](int threads, double seconds) {
+          nb::gil_scoped_release release;
+          return probe_barrier(threads, seconds);
+        },
+        "threads"_a, "seconds"_a, "Seconds of a barrier at which nobody is late, at best.");
   m.def("affinity_count", &Pool::affinity_count, "Processors this process may run on.");
 }
 

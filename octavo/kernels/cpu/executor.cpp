@@ -45,6 +45,8 @@ struct alignas(64) Executor::Thread {
   float *tile, *tile2;
   float* row;        // one row of the widest activation
   void* sample;
+  int64_t since = 0, wait_ns = 0, barriers = 0;  // since the last charge()
+  std::vector<Spent> spent;                      // of each instruction
 };
 
 Executor::Executor(const ExecutorConfig& config)
@@ -163,6 +165,7 @@ void Executor::finish(int64_t arena_bytes) {
     threads_.push_back({i, 0, base + a[0], tile, tile + TILE_FLOATS,
                         reinterpret_cast<float*>(base + a[2]), base + a[3]});
   }
+  reset_timing();
   num_counters_ = int64_t(ops_.size()) * COUNTERS_PER_OP +
                   ceil_div(config_.max_outputs, logits_rows_) * COUNTERS_PER_OP;
   counters_ = std::make_unique<std::atomic<int64_t>[]>(size_t(num_counters_));
@@ -225,13 +228,13 @@ void Executor::begin(const StepInput& step, SampleOut* out, float* logits) {
 
 const char* Executor::run(const StepInput& step, SampleOut* out, float* logits) {
   if (const char* wrong = check(step)) return wrong;
-  const int64_t start = now_ns();
+  started_ns_ = now_ns();
   begin(step, out, logits);
   reset_counters();
   only_ = nullptr;
   pool_.run([](void* self, int thread) { static_cast<Executor*>(self)->walk(thread); }, this);
-  timing.steps += 1;
-  timing.ns += now_ns() - start;
+  steps_ += 1;
+  steps_ns_ += now_ns() - started_ns_;
   return nullptr;
 }
 
@@ -253,16 +256,40 @@ void Executor::reset_counters() {
 
 void Executor::walk(int thread) {
   Thread& t = threads_[size_t(thread)];
-  t.counter = 0;
-  if (only_ != nullptr) return run_op(*only_, t);
-  int64_t before = thread == 0 ? now_ns() : 0;
-  for (const OpSpec& op : ops_) {
-    run_op(op, t);
-    if (thread != 0) continue;
-    const int64_t now = now_ns();
-    timing.op_ns[int(op.kind)] += now - before;
-    before = now;
+  t.counter = t.wait_ns = t.barriers = 0;
+  if (only_ != nullptr) {
+    t.since = now_ns();
+    run_op(*only_, t);
+    return charge(t, only_ - ops_.data());
   }
+  // Thread 0 has set the step up; the others have waited for it.
+  t.since = started_ns_;
+  if (thread != 0) t.wait_ns = now_ns() - started_ns_;
+  charge(t, int64_t(ops_.size()) + 1);
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    run_op(ops_[i], t);
+    charge(t, int64_t(i));
+  }
+}
+
+// What passed since the last charge belongs to `instruction`.
+void Executor::charge(Thread& t, int64_t instruction) {
+  const int64_t now = now_ns();
+  Spent& s = t.spent[size_t(instruction)];
+  s.busy_ns += now - t.since - t.wait_ns;
+  s.wait_ns += t.wait_ns;
+  s.barriers += t.barriers;
+  t.since = now;
+  t.wait_ns = t.barriers = 0;
+}
+
+const Executor::Spent& Executor::spent(int thread, int64_t instruction) const {
+  return threads_[size_t(thread)].spent[size_t(instruction)];
+}
+
+void Executor::reset_timing() {
+  steps_ = steps_ns_ = 0;
+  for (Thread& t : threads_) t.spent.assign(size_t(num_instructions()), {});
 }
 
 void Executor::run_op(const OpSpec& op, Thread& t) {
@@ -290,9 +317,11 @@ uint8_t* Executor::block_of(int64_t token, int64_t layer, int64_t head) const {
 // --- Sharing work ---
 
 void Executor::barrier(Thread& t) {
-  const int64_t start = t.index == 0 ? now_ns() : 0;
+  if (pool_.threads() == 1) return;
+  const int64_t start = now_ns();
   pool_.barrier();
-  if (t.index == 0) timing.wait_ns += now_ns() - start;
+  t.wait_ns += now_ns() - start;
+  ++t.barriers;
 }
 
 // Seven eighths of the units go in contiguous runs, one to each thread; the rest is taken in small
@@ -570,7 +599,7 @@ void Executor::final_norm_head(const OpSpec& op, Thread& t) {
       multiply(op, 0, acts, {p0, p1, r0, r1}, logits_ + r0 * ld + p0 * LANES, ld);
     });
     barrier(t);
-    const int64_t start = t.index == 0 ? now_ns() : 0;
+    charge(t, &op - ops_.data());
     share(t, rows, 1, [&](int64_t r0, int64_t r1) {
       for (int64_t r = r0; r < r1; ++r) {
         const float* row = logits_ + r * ld;
@@ -581,7 +610,7 @@ void Executor::final_norm_head(const OpSpec& op, Thread& t) {
       }
     });
     barrier(t);
-    if (t.index == 0) timing.sample_ns += now_ns() - start;
+    charge(t, int64_t(ops_.size()));
   }
 }
 

@@ -85,13 +85,19 @@ class Executor {
   // The same, one op of the program after the other, each as a job of its own.
   const char* run_eagerly(const StepInput& step, SampleOut* out, float* logits);
 
-  struct Timing {
-    int64_t steps = 0, ns = 0;
-    int64_t op_ns[NUM_OP_KINDS] = {};
-    int64_t sample_ns = 0;  // part of the head's
-    int64_t wait_ns = 0;    // of thread 0 at barriers, part of all ops'
+  // Where the time of all steps since reset_timing() went, for each instruction and thread; the last
+  // two instructions are SAMPLE (taken out of the head's) and BEGIN: setting the step up, and until
+  // a thread has entered it. A step's time is that of any one thread, busy and waiting.
+  struct Spent {
+    int64_t busy_ns = 0, wait_ns = 0;  // computing; at barriers
+    int64_t barriers = 0;
   };
-  Timing timing;
+  int64_t num_instructions() const { return int64_t(ops_.size()) + 2; }
+  const Spent& spent(int thread, int64_t instruction) const;
+  OpKind kind_of(int64_t op) const { return ops_[size_t(op)].kind; }
+  int64_t timed_steps() const { return steps_; }
+  int64_t timed_ns() const { return steps_ns_; }
+  void reset_timing();
 
   struct Memory {
     size_t kv, arena, scratch, vectors;
@@ -144,6 +150,7 @@ class Executor {
   template <class Fn>
   void share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, const Fn& fn);
   void barrier(Thread& t);
+  void charge(Thread& t, int64_t instruction);
 
   ExecutorConfig config_;
   const Kernels& kernels_;
@@ -177,6 +184,9 @@ class Executor {
   std::vector<StepRow> step_rows_;
   std::vector<int32_t> position_, block_, slot_;  // of each token
   const OpSpec* only_ = nullptr;                  // eager: the op to run
+  int64_t started_ns_ = 0;
+
+  int64_t steps_ = 0, steps_ns_ = 0;
 
  public:
   ~Executor();

@@ -35,33 +35,49 @@ double best_round(Pool& pool, double seconds, Fn fn) {
 
 }  // namespace
 
-Peaks probe(const Kernels& kernels, int threads, double seconds, int64_t buffer_bytes) {
+double probe_read(const Kernels& kernels, int threads, int64_t share, int64_t round,
+                  int64_t ahead, double seconds) {
+  constexpr int64_t PIECE = 64 << 10;
+  share = std::max<int64_t>(1, share / PIECE) * PIECE;
+  const int64_t pieces = std::max<int64_t>(1, round / PIECE), stride = share + 4096;
   Pool pool(threads, false);
-  const RowTable& rows = *kernels.rows;
+  const Region buffer(size_t(stride * threads));
+  best_round(pool, 0, [&](int t) { std::memset(buffer.data() + t * stride, 1, size_t(share)); });
+  struct alignas(64) Reader {
+    int64_t at = 0;
+    float sum = 0;
+  };
+  std::vector<Reader> readers(static_cast<size_t>(threads));
+  const double s = best_round(pool, seconds, [&](int t) {
+    Reader& r = readers[size_t(t)];
+    for (int64_t i = 0; i < pieces; ++i) {
+      r.sum += kernels.rows->read_bytes(buffer.data() + t * stride + r.at, PIECE, ahead);
+      r.at = r.at + PIECE < share ? r.at + PIECE : 0;
+    }
+  });
+  return double(pieces * PIECE * threads) / s;
+}
+
+double probe_ops(const Kernels& kernels, int threads, int kind, double seconds) {
+  Pool pool(threads, false);
   struct alignas(64) Sink {
     float value = 0.5f;
   };
   std::vector<Sink> sinks(static_cast<size_t>(threads));
-  Peaks peaks{};
-  {
-    const int64_t share = buffer_bytes / threads / 4096 * 4096;
-    const Region buffer(size_t(share * threads + 8192));
-    auto fill = [&](int t) { std::memset(buffer.data() + t * share, 1, size_t(share)); };
-    best_round(pool, 0, fill);
-    const double s = best_round(pool, seconds / 4, [&](int t) {
-      sinks[size_t(t)].value += rows.read_bytes(buffer.data() + t * share, share);
-    });
-    peaks.read_bytes_per_s = double(share * threads) / s;
-  }
-  double* const out[] = {&peaks.int8_ops_per_s, &peaks.bf16_ops_per_s, &peaks.f32_ops_per_s};
-  for (int kind = 0; kind < 3; ++kind) {
-    std::atomic<int64_t> ops{0};
-    const double s = best_round(pool, seconds / 4, [&](int t) {
-      ops = rows.peak(kind, 50'000, &sinks[size_t(t)].value);
-    });
-    *out[kind] = double(ops.load()) * threads / s;
-  }
-  return peaks;
+  std::atomic<int64_t> ops{0};
+  const double s = best_round(pool, seconds, [&](int t) {
+    ops = kernels.rows->peak(kind, 20'000, &sinks[size_t(t)].value);
+  });
+  return double(ops.load()) * threads / s;
+}
+
+double probe_barrier(int threads, double seconds) {
+  constexpr int BARRIERS = 64;  // few: all within a time slice, even on a busy machine
+  Pool pool(threads, false);
+  const double s = best_round(pool, seconds, [&](int) {
+    for (int i = 0; i < BARRIERS; ++i) pool.barrier();
+  });
+  return threads > 1 ? s / BARRIERS : 0.0;
 }
 
 }  // namespace octavo

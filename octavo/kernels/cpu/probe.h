@@ -1,15 +1,19 @@
-// What this machine can do, measured: for `octavo doctor` and the benches' ceilings.
+// What this machine can do, measured (octavo/ceilings.py puts the figures together). Each takes about
+// `seconds` and gives the best of many short rounds: a busy neighbour does not count.
 #pragma once
 #include "isa.h"
 
 namespace octavo {
 
-struct Peaks {
-  double read_bytes_per_s;                     // from memory, all threads
-  double int8_ops_per_s, bf16_ops_per_s, f32_ops_per_s;
-};
+// Bytes a second that all threads read together. In a round each reads the next `round` bytes of
+// its own `share` bytes, over and over: the share chooses the cache, or none. ahead: prefetch.
+double probe_read(const Kernels& kernels, int threads, int64_t share, int64_t round,
+                  int64_t ahead, double seconds);
 
-// Takes about `seconds`, on `threads` threads, with `buffer_bytes` of memory in all.
-Peaks probe(const Kernels& kernels, int threads, double seconds, int64_t buffer_bytes);
+// Operations a second of all threads. kind: as in RowTable::peak.
+double probe_ops(const Kernels& kernels, int threads, int kind, double seconds);
+
+// Seconds of one barrier at which everybody arrives at once.
+double probe_barrier(int threads, double seconds);
 
 }  // namespace octavo

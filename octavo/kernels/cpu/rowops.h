@@ -7,6 +7,7 @@ namespace octavo {
 enum class Act : int32_t { Silu = 0, GeluTanh = 1 };
 
 constexpr int BLOCK_TOKENS = 32;
+constexpr int64_t READ_AHEAD = 8192;  // prefetch distance at which memory is read fastest
 
 // Every function is a fixed sequence of operations on its row: bits depend on the row alone.
 struct RowTable {
@@ -23,8 +24,9 @@ struct RowTable {
   void (*store_k)(const float* k, int64_t d, void* block, int64_t slot, bool fp32);
   void (*store_v)(const float* v, int64_t d, int64_t i0, int64_t i1, void* block, int64_t slot,
                   bool fp32);  // only dims i0..i1 of the d; v points at dim i0
-  // For `octavo doctor`. Sums n bytes (a multiple of 256) so that the reads are not elided.
-  float (*read_bytes)(const uint8_t* p, int64_t n);
+  // For the probes. Sums n bytes (a multiple of 256) so that the reads are not elided; prefetches
+  // `ahead` bytes ahead, or not at all for 0.
+  float (*read_bytes)(const uint8_t* p, int64_t n, int64_t ahead);
   // Runs `iterations` of 16 independent chains of the widest multiply-add; returns operations done.
   // kind: 0 int8 dot, 1 bf16 dot, 2 f32 fma.
   int64_t (*peak)(int kind, int64_t iterations, float* sink);

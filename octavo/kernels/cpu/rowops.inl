@@ -98,20 +98,23 @@ void store_v(const float* v, int64_t d, int64_t i0, int64_t i1, void* block, int
   }
 }
 
-float read_bytes(const uint8_t* p, int64_t n) {
+template <bool asks>
+OCTAVO_INLINE float sum_bytes(const uint8_t* p, int64_t n, int64_t ahead) {
   I s0 = zero_i(), s1 = zero_i(), s2 = zero_i(), s3 = zero_i();
   for (int64_t i = 0; i < n; i += 256) {
     const auto* q = reinterpret_cast<const int32_t*>(p + i);
-    prefetch_l2(p + i + 1536);
-    prefetch_l2(p + i + 1600);
-    prefetch_l2(p + i + 1664);
-    prefetch_l2(p + i + 1728);
+    if constexpr (asks)
+      for (int64_t line = 0; line < 256; line += 64) prefetch_l2(p + i + ahead + line);
     s0 = add(s0, load(q));
     s1 = add(s1, load(q + 16));
     s2 = add(s2, load(q + 32));
     s3 = add(s3, load(q + 48));
   }
   return static_cast<float>(hsum(add(add(s0, s1), add(s2, s3))));
+}
+
+float read_bytes(const uint8_t* p, int64_t n, int64_t ahead) {
+  return ahead ? sum_bytes<true>(p, n, ahead) : sum_bytes<false>(p, n, 0);
 }
 
 constexpr int PEAK_CHAINS = 12;

@@ -1,22 +1,24 @@
-"""`octavo bench`: how fast a loaded model is, beside what this machine could do at most.
+"""`octavo bench offline`: how fast a loaded model is, beside what this machine could do at most.
 
 Every cell sends `concurrency` prompts of random tokens at once and lets each write `output` tokens,
 greedy, with no stop and no prefix cache. Prefill is counted until the last first token, decode
-after it. The roof is the cost of the same program on the machine's measured peaks.
+after it. The roof is the cost of the same program at the machine's measured ceilings.
 """
 
 from __future__ import annotations
 
-import importlib
 import random
 import statistics
 import time
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.ceilings import Ceilings, hardware, measure_ceilings
 from octavo.core.request import SamplingParams
 from octavo.errors import InvalidRequest
 from octavo.llm import LLM
+from octavo.ops.cost import cost
+from octavo.ops.table import RowShape, StepShape
 
 SEED = 20260229
 
@@ -46,31 +48,25 @@ class Run:
     tpot: float
 
 
-def measure(llm: LLM, plan: Plan, peaks: dict[str, float] | None = None) -> dict[str, Any]:
-    """Run the plan; the report as plain values. peaks: measured here if not given."""
+def measure(llm: LLM, plan: Plan, ceilings: Ceilings | None = None) -> dict[str, Any]:
+    """Run the plan; the report as plain values. ceilings: measured here if not given."""
     config = llm.config
-    if peaks is None:
-        peaks = probe(config.isa, config.threads or 1)
+    if ceilings is None:
+        ceilings = measure_ceilings(config.threads, config.isa)
     _warm(llm)
     cells = []
     for prompt in plan.prompt:
         for at_once in plan.concurrency:
             runs = [_run(llm, prompt, plan.output, at_once, i) for i in range(plan.repeat)]
-            cells.append(_cell(llm, (prompt, plan.output, at_once), runs, peaks))
+            cells.append(_cell(llm, (prompt, plan.output, at_once), runs, ceilings))
     return {
         "model": llm.assembly.name,
         "threads": config.threads,
         "isa": config.isa,
-        "ceilings": peaks,
+        "ceilings": ceilings.as_dict(),
         "repeat": plan.repeat,
         "cells": cells,
     }
-
-
-def probe(isa: str = "auto", threads: int | None = None, seconds: float = 1.0) -> dict[str, float]:
-    """The machine's peaks: read_bytes_per_s, int8_ops_per_s, bf16_ops_per_s, f32_ops_per_s."""
-    cpu = importlib.import_module("octavo.kernels._cpu")
-    return dict(cpu.probe(isa, threads or cpu.affinity_count(), seconds))
 
 
 def _warm(llm: LLM) -> None:
@@ -108,12 +104,12 @@ def _run(llm: LLM, prompt: int, output: int, at_once: int, run: int) -> Run:
 
 
 def _cell(
-    llm: LLM, shape: tuple[int, int, int], runs: list[Run], peaks: dict[str, float]
+    llm: LLM, shape: tuple[int, int, int], runs: list[Run], ceilings: Ceilings
 ) -> dict[str, Any]:
     prompt, output, at_once = shape
     prefill = statistics.median(prompt * at_once / run.prefill for run in runs)
     decode = statistics.median(run.decoded / run.decode for run in runs)
-    prefill_roof, decode_roof = roofs(llm, shape, peaks)
+    prefill_roof, decode_roof = roofs(llm, shape, ceilings)
     return {
         "prompt": prompt,
         "output": output,
@@ -129,15 +125,11 @@ def _cell(
     }
 
 
-def roofs(llm: LLM, shape: tuple[int, int, int], peaks: dict[str, float]) -> tuple[float, float]:
-    """(prefill, decode) tokens per second that the machine's peaks allow."""
-    from octavo.ops.cost import Hardware, cost
-    from octavo.ops.table import RowShape, StepShape
-
+def roofs(llm: LLM, shape: tuple[int, int, int], ceilings: Ceilings) -> tuple[float, float]:
+    """(prefill, decode) tokens per second that the machine's ceilings allow."""
     prompt, output, at_once = shape
     capacity, program = llm.assembly.door.capacity, llm.assembly.program
-    rate = peaks[_rate_of(llm)]
-    machine = Hardware("here", peaks["read_bytes_per_s"], rate, peaks["bf16_ops_per_s"])
+    machine = hardware(ceilings, program, llm.config.act)
 
     def seconds(rows: list[RowShape]) -> float:
         return cost(program, StepShape(tuple(rows)), machine).seconds
@@ -154,13 +146,3 @@ def roofs(llm: LLM, shape: tuple[int, int, int], peaks: dict[str, float]) -> tup
     rows = min(at_once, capacity.max_rows)
     decode = seconds([RowShape(prompt + output // 2, 1, 1)] * rows)
     return prompt * at_once / prefill, rows / decode
-
-
-def _rate_of(llm: LLM) -> str:
-    """Which peak bounds the model's products: that of what most of its weights are stored as."""
-    if llm.config.act == "fp32":
-        return "f32_ops_per_s"
-    kinds = {kind for spec in llm.assembly.program.weights for kind in spec.types}
-    if any(kind.startswith("Q") for kind in kinds):
-        return "int8_ops_per_s"
-    return "bf16_ops_per_s" if "BF16" in kinds else "f32_ops_per_s"

@@ -1,0 +1,148 @@
+"""What this machine can do at most, measured in about a second: the roof beside every speed.
+
+Each figure is the best of many short rounds of all threads at once, so that a busy neighbour does
+not lower it: memory is read through huge pages with software prefetch, operations are the widest
+products of the instruction set in registers. `hardware()` turns them into the cost model's machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.ops.cost import Hardware
+from octavo.ops.program import Instr, Program
+
+MIB = 1 << 20
+DRAM_BYTES = 256 * MIB
+DRAM_ROUND = 8 * MIB  # of each thread: long against a barrier, short against a time slice
+AHEAD = (1536, 8192)  # prefetch distances, of which the better counts
+# In their order in RowTable::peak.
+UNITS = ("int8", "bf16", "f32")
+OPS = frozenset({"norm_qkv", "out_residual", "norm_gate_up_act", "down_residual",
+                 "final_norm_head"})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes a second read from memory and the caches (0: there is no such cache), and operations
+    a second (a multiply-add is two) of int8 and bf16 products and of f32 fma."""
+
+    dram: float
+    l3: float
+    l2: float
+    int8: float
+    bf16: float
+    f32: float
+
+    def ops(self, unit: str) -> float:
+        return float(getattr(self, unit))
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Rates of one thread alone and of `threads` together; seconds of a barrier of all of them."""
+
+    isa: str
+    threads: int
+    one: Rates
+    all: Rates
+    barrier_s: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def measure_ceilings(
+    threads: int | None = None, isa: str = "auto", seconds: float = 1.0
+) -> Ceilings:
+    """Measure for about `seconds`. threads: None takes every processor this process may use."""
+    from octavo.kernels import _cpu, isas
+
+    count = threads or _cpu.affinity_count()
+    l2, l3 = cache_bytes(2), cache_bytes(3)
+
+    def read(n: int, share: int, ahead: int, part: float) -> float:
+        return _cpu.probe_read(n, share, DRAM_ROUND, ahead, part * seconds, isa)
+
+    def rates(n: int, part: float) -> Rates:
+        ops = [_cpu.probe_ops(n, kind, 0.06 * seconds, isa) for kind in range(len(UNITS))]
+        big = max(DRAM_BYTES, 4 * l3)
+        return Rates(
+            max(read(n, big // n, ahead, part / 2) for ahead in AHEAD),
+            read(n, l3 // 2 // n, 0, 0.08) if l3 else 0.0,
+            read(n, l2 // 2, 0, 0.05) if l2 else 0.0,
+            *ops,
+        )
+
+    everyone = rates(count, 0.3)
+    one = rates(1, 0.12) if count > 1 else everyone
+    barrier = _cpu.probe_barrier(count, 0.03 * seconds)
+    return Ceilings(isas()[0] if isa == "auto" else isa, count, one, everyone, barrier)
+
+
+def cache_bytes(level: int) -> int:
+    """Bytes of the first core's data cache of a level; 0 if the system does not say."""
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            size = (folder / "size").read_text().strip()
+            kind = (folder / "type").read_text().strip()
+            if kind != "Instruction" and int((folder / "level").read_text()) == level:
+                unit = {"K": 1 << 10, "M": MIB}.get(size[-1], 1)
+                return int(size.rstrip("KM")) * unit
+        except (OSError, ValueError):
+            continue
+    return 0
+
+
+def unit_of(program: Program, instr: Instr, act: str) -> tuple[str, int]:
+    """Which unit an op's products need, and how many operations each of the model's takes: two
+    where activations are pairs of bytes. act: the resolved activation format of the engine."""
+    from octavo.runtime.cpu import PAIRED_OPS
+
+    if act == "fp32":
+        return "f32", 1
+    kinds = {
+        kind
+        for spec in program.call(instr).weights
+        if spec is not None and spec.kind != "vector"
+        for kind in spec.types
+    }
+    if instr.op == "attend" or act == "bf16":
+        return "bf16", 1
+    if any(kind.startswith("Q") for kind in kinds):
+        return "int8", 2 if act == "pairs" and instr.op in PAIRED_OPS else 1
+    return ("bf16" if kinds <= {"BF16"} else "f32"), 1
+
+
+def units(program: Program, act: str) -> Mapping[str, tuple[str, int]]:
+    """`unit_of` for each op of a program, by name; where layers differ, the slowest unit."""
+    order = ("int8", "bf16", "f32")
+    found: dict[str, tuple[str, int]] = {}
+    for instr in program.instrs:
+        own = unit_of(program, instr, act)
+        found[instr.op] = max(
+            found.get(instr.op, own), own, key=lambda u: (order.index(u[0]), u[1])
+        )
+    return found
+
+
+def hardware(ceilings: Ceilings, program: Program, act: str) -> Hardware:
+    """The machine as the roofline sees it when it runs `program` (typed) with `act` activations.
+
+    An op's rate is its unit's peak, halved where the model has pairs of bytes.
+    """
+    rates = {
+        op: ceilings.all.ops(unit) / times for op, (unit, times) in units(program, act).items()
+    }
+    fastest = max((rates[op] for op in rates.keys() & OPS), default=ceilings.all.f32)
+    return Hardware(
+        "this machine",
+        bytes_per_s=ceilings.all.dram,
+        flops_per_s=fastest,
+        attend_flops_per_s=rates.get("attend", ceilings.all.bf16),
+        op_flops_per_s=rates,
+    )

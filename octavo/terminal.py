@@ -1,0 +1,101 @@
+"""What commands share at the terminal: loading with a bar, tables, notes, the words of options."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.config import EngineConfig
+
+if TYPE_CHECKING:
+    from octavo.assembly import Assembly
+    from octavo.llm import LLM
+
+MACHINE_WIDTH = 160  # of a table that goes into a file or a pipe
+
+
+def assembled(config: EngineConfig, quiet: bool, **more: Any) -> Assembly:
+    """A model ready to run; bars on a terminal unless quiet."""
+    from octavo.assembly import assemble
+    from octavo.llm import loading_bar
+
+    if quiet or not sys.stderr.isatty():
+        return assemble(config, **more)
+    with loading_bar() as told:
+        return assemble(config, progress=told, **more)
+
+
+def loaded(config: EngineConfig, quiet: bool) -> LLM:
+    """An LLM, likewise."""
+    from octavo.llm import LLM, MAX_WAITING
+
+    return LLM.over(assembled(config, quiet, max_waiting=MAX_WAITING))
+
+
+def note(text: str, quiet: bool = False) -> None:
+    """A word beside the output, on stderr, dim."""
+    if not quiet:
+        click.secho(text, dim=True, err=True)
+
+
+def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False) -> None:
+    """Plain columns: they can be read, cut and grepped."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    for number, row in enumerate([head, *rows]):
+        cells = [c.rjust(w) if right else c.ljust(w) for c, w in zip(row, widths, strict=True)]
+        click.secho("  ".join(cells).rstrip(), bold=number == 0)
+
+
+def rich_table(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, foot: int = 0
+) -> None:
+    """A table under a title: the first column left, the others right; the last `foot` rows are
+    set apart from those above."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for number, row in enumerate(rows):
+        table.add_row(*row, end_section=number == len(rows) - foot - 1 and foot > 0)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=MACHINE_WIDTH)
+    console.print(table)
+
+
+def counted(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
+    """An option's callback: whole numbers from 1, separated by commas."""
+    try:
+        numbers = tuple(int(word) for word in value.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise click.BadParameter("give whole numbers, such as 1,4,16")
+    return numbers
+
+
+def numbers(flag: str, default: str, text: str) -> Callable[[Any], Any]:
+    """A click option that takes whole numbers, such as 1,4,16."""
+    return click.option(flag, default=default, callback=counted, show_default=True, help=text)
+
+
+def as_json(command: Any) -> Any:
+    """The option --json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def plot_option(command: Any) -> Any:
+    """The option --plot FILE."""
+    text = "Draw it into this file (PNG, SVG or PDF, by its name); needs octavo[plot]."
+    return click.option("--plot", type=click.Path(dir_okay=False), help=text)(command)
+
+
+def echo_json(report: Any) -> None:
+    click.echo(json.dumps(report))

@@ -1,0 +1,170 @@
+"""`octavo bench kernels` and `octavo bench step`: their arithmetic, against closed forms."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from octavo import cli, plots
+from octavo.assembly import Assembly, Parts, put_together
+from octavo.benchmark import kernels, picture, roofline, step
+from octavo.benchmark.kernels import Case
+from octavo.ceilings import hardware
+from octavo.config import EngineConfig
+from octavo.errors import InvalidRequest
+from octavo.ops.cost import cost
+from octavo.ops.table import RowShape, StepShape
+from tests.ops.configs import SMOLLM2
+from tests.runtime import small
+from tests.server.fakes import VOCAB, FakeTokenizer, fake_template
+from tests.test_ceilings import BOX, program
+
+SHAPES = [StepShape((RowShape(500, 1),) * 4), StepShape((RowShape(0, 300),))]
+
+
+@pytest.fixture(scope="module")
+def assembly() -> Assembly:
+    """A small model with all the types of weights on two threads."""
+    executor = small.executor(small.config(vocab_size=VOCAB), threads=2)
+    checkpoint = small.SmallCheckpoint(executor.config)
+    config = EngineConfig(model="small", threads=2, isa=executor.isa, act="int8")
+    made = put_together(
+        Parts(config, "small", FakeTokenizer(), fake_template), executor, VOCAB, "small"
+    )
+    parts = {part for spec in executor.program.weights for part in spec.parts}
+    types = {part: checkpoint.tensor(part).type for part in parts}
+    return dataclasses.replace(made, program=executor.program.typed(types))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("act", ["pairs", "int8", "fp32"])
+def test_the_least_time_is_the_cost_model_s(shape, act):
+    traced = program("Q4_1")
+    asked = roofline.demands(traced, shape, BOX, act)
+    whole = cost(traced, shape, hardware(BOX, traced, act))
+    assert [d.least_s for d in asked] == pytest.approx([part.seconds for part in whole.ops])
+    assert sum(d.bytes for d in asked) == whole.bytes
+
+
+def test_a_dot_adds_up_the_layers_and_the_steps():
+    traced = program("Q4_1")
+    steps = [roofline.demands(traced, SHAPES[1], BOX, "pairs")] * 3
+    seconds = [1e-3] * len(traced.instrs)
+    found = {dot.op: dot for dot in roofline.dots(steps, seconds)}
+    layers, hidden = SMOLLM2.num_layers, SMOLLM2.hidden_size
+    down = found["down_residual"]
+    # Pairs of bytes: two operations of the hardware for each of the model's.
+    assert down.operations == 3 * layers * 2 * 2 * 300 * hidden * SMOLLM2.intermediate_size
+    assert down.seconds == pytest.approx(layers * 1e-3)
+    assert down.bound == "int8"
+    assert down.fraction == pytest.approx(down.operations / 800e9 / down.seconds)
+    assert found["norm_qkv"].as_dict(1.0)["share"] == pytest.approx(layers * 1e-3)
+
+
+def test_naive_attention_moves_every_score_four_times():
+    n, heads, dim = 300, SMOLLM2.num_heads, SMOLLM2.head_dim
+    flash_bytes = 2 * 2 * SMOLLM2.kv_size * n + 2 * 4 * heads * dim * n
+    pairs = heads * n * (n + 1) // 2
+    got = roofline.naive_intensity(program("Q4_1"), SHAPES[1])
+    assert got == pytest.approx(4 * dim * pairs / (flash_bytes + 12 * pairs))
+
+
+def test_every_case_is_measured_or_said_to_be_left_out(assembly):
+    plan = kernels.Plan((1, 3), (64,), (16, 9000), seconds=0.0)
+    report = kernels.measure(assembly, plan, BOX)
+    assert [c["case"] for c in report["cases"]] == [
+        "decode, batch 1, context 64", "decode, batch 3, context 64", "prefill, 16 tokens",
+    ]  # fmt: skip
+    assert "--max-batch-tokens" in report["left_out"][0]["why"]
+    for case in report["cases"]:
+        assert case["steps"] == kernels.LEAST_STEPS
+        assert case["fraction"] == pytest.approx(case["least_s"] / case["seconds"])
+        for op in case["ops"]:
+            assert op["fraction"] == pytest.approx(op["least_s"] / op["seconds"])
+            assert op["bytes_per_s"] * op["seconds"] == pytest.approx(op["bytes"])
+    json.dumps(report)
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        (Case("decode", 17, 1, 10), "--max-rows"),
+        (Case("prefill", 1, 257, 0), "--max-batch-tokens"),
+        (Case("decode", 1, 1, 9999), "context"),
+        (Case("decode", 16, 1, 2000), "--kv-memory"),
+    ],
+)
+def test_what_does_not_fit_says_why(assembly, case, said):
+    assert said in str(kernels.misfit(assembly, case))
+    with pytest.raises(InvalidRequest, match="fits"):
+        kernels.measure(assembly, kernels.Plan((999,), (1,), (9999,)), BOX)
+
+
+def test_the_parts_of_a_step_add_up_to_its_wall_time(assembly):
+    report = step.measure(assembly, step.Plan(40, 6, (1, 3)), BOX)
+    assert [(c["phase"], c["concurrency"]) for c in report["cases"]] == [
+        ("prefill", 1), ("decode", 1), ("prefill", 3), ("decode", 3),
+    ]  # fmt: skip
+    for case in report["cases"]:
+        assert step.total(case["parts"]) == pytest.approx(case["wall_s"])
+        assert min(v for k, v in case["parts"].items() if k != "idle") >= 0
+        prompt = 40 * case["concurrency"]
+        # Each sequence decodes one token a step, after the first that its prefill gave.
+        want = prompt if case["phase"] == "prefill" else 5 * case["concurrency"]
+        assert case["tokens"] == want
+    json.dumps(report)
+    assert not assembly.engine.scheduler.has_work
+
+
+def test_each_thread_s_time_is_accounted_for():
+    executor = small.executor(threads=2)
+    ids = small.tokens(1, 20)
+    for _ in range(3):
+        executor.submit(small.batch(small.row(0, 0, ids, [19], small.table(0))))
+        executor.collect()
+    spent = executor.spent()
+    count = len(executor.program.instrs)
+    assert spent.instructions[count:] == ("sample", "begin")
+    assert spent.busy.shape == spent.wait.shape == (2, count + 2)
+    assert spent.steps == 3
+    assert (spent.busy >= 0).all()
+    assert (spent.wait >= 0).all()
+    for thread in range(2):
+        assert (spent.busy + spent.wait)[thread].sum() <= spent.seconds
+    by_op = dict(zip(spent.instructions, spent.barriers, strict=True))
+    # One after the work of each; more where activations are prepared together first.
+    assert by_op["embed"] == by_op["attend"] == by_op["sample"] == 3
+    executor.reset_timing()
+    assert executor.spent().steps == 0
+    assert not executor.spent().busy.any()
+
+
+def test_a_plot_is_drawn_or_says_what_is_missing(assembly, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    report = kernels.measure(assembly, kernels.Plan((1, 3), (64,), (16,), seconds=0.0), BOX)
+    picture.roofline(report, tmp_path / "roof.png")
+    assert (tmp_path / "roof.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InvalidRequest, match="nonsense"):
+        picture.roofline(report, tmp_path / "roof.nonsense")
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(InvalidRequest, match=r"octavo\[plot\]"):
+        picture.roofline(report, tmp_path / "other.png")
+
+
+@pytest.mark.parametrize("which", ["kernels", "step"])
+def test_the_commands_print_tables_and_json(assembly, which, monkeypatch):
+    monkeypatch.setattr("octavo.assembly.assemble", lambda *_, **__: assembly)
+    monkeypatch.setattr("octavo.ceilings.measure_ceilings", lambda *_: BOX)
+    words = {
+        "kernels": ["--batch", "2", "--context", "40", "--tokens", "8", "--seconds", "0"],
+        "step": ["--prompt", "20", "--output", "4", "--concurrency", "2"],
+    }[which]
+    shown = CliRunner().invoke(cli.cli, ["bench", which, *words])
+    assert shown.exit_code == 0, shown.output
+    for op in ("norm_qkv", "attend", "final_norm_head", "of roof"):
+        assert op in shown.stdout
+    listed = json.loads(CliRunner().invoke(cli.cli, ["bench", which, *words, "--json"]).stdout)
+    assert {"ceilings", "cases", "model", "act"} <= set(listed)
