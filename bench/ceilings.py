@@ -24,7 +24,7 @@ from pathlib import Path
 
 from workloads import Job
 
-from octavo.kernels import _cpu
+from octavo.ceilings import measure_ceilings
 from octavo.models.weights import open_checkpoint
 from octavo.ops.cost import Hardware, cost
 from octavo.ops.program import Program
@@ -48,7 +48,12 @@ class Ceilings:
         """This machine's peaks now, over a buffer as large as what a decode step reads."""
         step = StepShape((RowShape(0, 1, 1),))
         nbytes = cost(self.program, step, Hardware("", 1.0, 1.0, 1.0)).work.weight_bytes
-        return dict(_cpu.probe("auto", threads, seconds, int(nbytes)))
+        rates = measure_ceilings(threads, seconds=seconds, nbytes=int(nbytes)).all
+        return {
+            "read_bytes_per_s": rates.dram,
+            "int8_ops_per_s": rates.int8,
+            "bf16_ops_per_s": rates.bf16,
+        }
 
     def seconds(self, rows: list[RowShape], peaks: Peaks) -> float:
         """The least that one step takes."""

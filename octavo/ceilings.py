@@ -18,7 +18,7 @@ from octavo.ops.program import Instr, Program
 
 MIB = 1 << 20
 DRAM_BYTES = 256 * MIB
-DRAM_ROUND = 8 * MIB  # of each thread: long against a barrier, short against a time slice
+ROUND_BYTES = 8 * MIB  # of each thread: long against a barrier, short against a time slice
 AHEAD = (1536, 8192)  # prefetch distances, of which the better counts
 # In their order in RowTable::peak.
 UNITS = ("int8", "bf16", "f32")
@@ -57,20 +57,28 @@ class Ceilings:
 
 
 def measure_ceilings(
-    threads: int | None = None, isa: str = "auto", seconds: float = 1.0
+    threads: int | None = None,
+    isa: str = "auto",
+    seconds: float = 1.0,
+    nbytes: int | None = None,
 ) -> Ceilings:
-    """Measure for about `seconds`. threads: None takes every processor this process may use."""
+    """Measure for about `seconds`. threads: None takes every processor this process may use.
+
+    nbytes: read memory in whole passes over so much, so that what stays of it in the last cache
+    counts, as it does for a model of this size; None keeps to memory alone.
+    """
     from octavo.kernels import _cpu, isas
 
     count = threads or _cpu.affinity_count()
     l2, l3 = cache_bytes(2), cache_bytes(3)
+    big = nbytes or max(DRAM_BYTES, 4 * l3)
 
     def read(n: int, share: int, ahead: int, part: float) -> float:
-        return _cpu.probe_read(n, share, DRAM_ROUND, ahead, part * seconds, isa)
+        chunk = share if nbytes and share == nbytes // n else ROUND_BYTES
+        return _cpu.probe_read(n, share, chunk, ahead, part * seconds, isa)
 
     def rates(n: int, part: float) -> Rates:
         ops = [_cpu.probe_ops(n, kind, 0.06 * seconds, isa) for kind in range(len(UNITS))]
-        big = max(DRAM_BYTES, 4 * l3)
         return Rates(
             max(read(n, big // n, ahead, part / 2) for ahead in AHEAD),
             read(n, l3 // 2 // n, 0, 0.08) if l3 else 0.0,

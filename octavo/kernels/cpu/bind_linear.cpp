@@ -193,8 +193,8 @@ std::vector<double> time_reads(const Packed& p, int64_t panels, int threads, dou
   const RowTable& rows = *kernels(isa).rows;
   nb::gil_scoped_release release;
   return time_shares(w, panels, threads, seconds, [&](int64_t p0, int64_t p1) {
-    static thread_local volatile float sink;
-    sink = rows.read_bytes(w.data + p0 * w.panel_bytes, (p1 - p0) * w.panel_bytes / 256 * 256,
+    static thread_local volatile float sink = 0;
+    sink = sink + rows.read_bytes(w.data + p0 * w.panel_bytes, (p1 - p0) * w.panel_bytes / 256 * 256,
                            READ_AHEAD);
   });
 }
