@@ -13,10 +13,10 @@ import openvino_genai as genai
 
 
 def main() -> None:
-    model, threads, batch_tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    model, threads = sys.argv[1], int(sys.argv[2])
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 2
-    scheduler.max_num_batched_tokens = batch_tokens
+    scheduler.max_num_batched_tokens = 256
     scheduler.max_num_seqs = 16
     scheduler.dynamic_split_fuse = True
     scheduler.enable_prefix_caching = True
