@@ -7,6 +7,7 @@ not tax another's turn.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -58,17 +59,20 @@ class Child:
     def run(self, cell: str, jobs: list[Job], concurrency: int) -> Figures:
         raise NotImplementedError
 
+    def end(self) -> None:
+        """Ask the whole group to end."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+            os.killpg(self.process.pid, signal.SIGCONT)
+
     def stop(self) -> None:
-        for sign in (signal.SIGTERM, signal.SIGCONT):
-            try:
-                os.killpg(self.process.pid, sign)
-            except ProcessLookupError:
-                return
-        try:
+        """End the whole group: within three seconds, or by force."""
+        self.end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(3)
-        except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        self.process.wait()
 
 
 @dataclass
@@ -204,8 +208,7 @@ class LlamaBatched(LlamaTool):
 def stop_all(engines: list[Engine]) -> None:
     """Tell all to end at once, then wait for each."""
     for engine in engines:
-        if isinstance(engine, Child) and engine.process.poll() is None:
-            os.killpg(engine.process.pid, signal.SIGTERM)
-            os.killpg(engine.process.pid, signal.SIGCONT)
+        if isinstance(engine, Child):
+            engine.end()
     for engine in engines:
         engine.stop()
