@@ -34,7 +34,8 @@ def forward(
 
 
 def layer(ops: Ops[V, W], w: Weights[W], cfg: ModelConfig, i: int, x: V, positions: V) -> V:
-    """Layer i on the hidden state x, f32 [T, hidden]; returns the same shape."""
+    """Layer i on the hidden state x, f32 [T, hidden]; returns the same shape, the last one only the
+    wanted rows, [S, hidden]."""
     name, eps, heads = f"layers.{i}.", cfg.norm_eps, heads_of(cfg)
     qk, post = cfg.qk_norm, cfg.post_norms
     q = ops.norm_qkv(
@@ -43,6 +44,8 @@ def layer(ops: Ops[V, W], w: Weights[W], cfg: ModelConfig, i: int, x: V, positio
         q_norm=w[name + "q_norm"] if qk else None, k_norm=w[name + "k_norm"] if qk else None,
         layer=i, rope=cfg.ropes[cfg.rope_index[i]], eps=eps, heads=heads,
     )  # fmt: skip
+    if i == cfg.num_layers - 1:  # all tokens have left their K and V: who is not wanted is done
+        q, x = ops.select(q), ops.select(x)
     a = ops.attend(q, layer=i, scale=cfg.attn_scale, window=cfg.windows[i], heads=heads)
     post_norm = w[name + "attn_post_norm"] if post else None
     x = ops.out_residual(a, w[name + "o"], x, post_norm=post_norm, eps=eps)

@@ -120,8 +120,8 @@ class Program:
     def arena(self, row_bytes: Callable[[Shape], int] | None = None, align: int = 64) -> Arena:
         """Plan one arena for all values; row_bytes says what a backend keeps of a row of a value.
 
-        Values with the same slot must have sizes of which one bounds the other for all T and S, so
-        offsets stay linear and the plan holds at every size, not only at the largest.
+        Values with the same slot must have sizes of which one bounds the other for all T and S <= T,
+        so offsets stay linear and the plan holds at every size, not only at the largest.
         """
         size_of = row_bytes or (lambda shape: max(shape.cols, 1) * 4)
         sizes = [v.rows * (-(-size_of(v) // align) * align) for v in self.values]
@@ -224,7 +224,9 @@ def _heir(instr: Instr, index: int, sizes: list[Extent], last: tuple[int, ...]) 
 
 
 def _bounds(big: Extent, small: Extent) -> bool:
-    return big.t >= small.t and big.s >= small.s and big.c >= small.c
+    """Whether it holds for all 0 <= S <= T: linear in both, so at the corners."""
+    both = big.t + big.s >= small.t + small.s
+    return big.t >= small.t and both and big.c >= small.c
 
 
 def _key(instr: Instr) -> tuple[object, ...]:

@@ -102,6 +102,7 @@ class ReferenceOps:
         self.pack = pack
         self._past = past or _NoPast()
         self._positions = torch.empty(0)
+        self._selected = torch.empty(0, dtype=torch.long)  # rows that are left of the step's
         self._kv: dict[int, tuple[Tensor, Tensor]] = {}
 
     def embed(self, tokens: Tensor, table: Tensor, *, scale: float) -> Tensor:
@@ -120,6 +121,7 @@ class ReferenceOps:
         k = k if k_norm is None else rms_norm(k, k_norm, eps)
         q, k = rotate(q, positions, rope), rotate(k, positions, rope)
         self._positions = positions
+        self._selected = torch.arange(len(x), device=x.device)
         self._kv[layer] = (k, v)
         for segment, name in enumerate(self.pack.sequences):
             rows = self.pack.rows(segment)
@@ -130,13 +132,21 @@ class ReferenceOps:
         self, q: Tensor, *, layer: int, scale: float, window: int | None, heads: Heads
     ) -> Tensor:
         q = q.reshape(len(q), heads.num_heads, heads.head_dim)
-        outputs = []
+        outputs, order = [], []
         for segment in range(len(self.pack.cu_seqlens) - 1):
             rows = self.pack.rows(segment)
+            mine = (self._selected >= rows.start) & (self._selected < rows.stop)
             k, v, at = self._keys(layer, segment)
-            seen = visible(self._positions[rows], at, window)
-            outputs.append(attention(q[rows], k, v, seen, scale).flatten(-2))
-        return torch.cat(outputs)
+            seen = visible(self._positions[self._selected[mine]], at, window)
+            outputs.append(attention(q[mine], k, v, seen, scale).flatten(-2))
+            order.append(mine.nonzero().flatten())
+        return torch.cat(outputs)[torch.cat(order).argsort()]
+
+    def select(self, x: Tensor) -> Tensor:
+        if self.pack.wanted is None:
+            return x
+        self._selected = torch.tensor(self.pack.wanted, dtype=torch.long, device=x.device)
+        return x[self._selected]
 
     def _keys(self, layer: int, segment: int) -> tuple[Tensor, Tensor, Tensor]:
         """k, v and positions of all that the segment may look at, itself last."""
@@ -169,8 +179,6 @@ class ReferenceOps:
         return self.out_residual(h, down, x, post_norm=post_norm, eps=eps)
 
     def final_norm_head(self, x: Tensor, norm: Tensor, head: Tensor, *, eps: float) -> Tensor:
-        if self.pack.wanted is not None:
-            x = x[torch.tensor(self.pack.wanted, dtype=torch.long, device=x.device)]
         return F.linear(rms_norm(x, norm, eps), head)
 
 

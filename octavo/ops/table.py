@@ -151,6 +151,8 @@ class Ops(Protocol[V, W_contra]):
         layer: int, rope: Rope, eps: float, heads: Heads,
     ) -> V: ...  # fmt: skip
 
+    def select(self, x: V) -> V: ...
+
     def attend(self, q: V, *, layer: int, scale: float, window: int | None, heads: Heads) -> V: ...
 
     def out_residual(
@@ -175,6 +177,10 @@ class RowShape:
     start: int
     num_tokens: int
     num_outputs: int = 1
+
+    def wanted(self) -> RowShape:
+        """Its wanted positions alone: the last ones, as all but scored prompts have them."""
+        return RowShape(self.start + self.num_tokens - self.num_outputs, self.num_outputs)
 
     def visible(self, window: int | None) -> int:
         """Query-key pairs inside the causal (and sliding) mask."""
@@ -323,6 +329,12 @@ def _norm_qkv_shape(call: Call) -> Shape:
     return Shape("f32", x.rows, heads.q_size)
 
 
+def _select_shape(call: Call) -> Shape:
+    x = _matrix(call, 0)
+    call.require(x.rows == T, f"x is {x}, not a row for each token")
+    return Shape("f32", S, x.cols)
+
+
 def _attend_shape(call: Call) -> Shape:
     q = _matrix(call, 0)
     call.require(q.cols == call.heads.q_size, f"q is {q}, heads need {call.heads.q_size} columns")
@@ -347,6 +359,7 @@ def _gate_up_shape(call: Call) -> Shape:
 
 def _head_shape(call: Call) -> Shape:
     x = _matrix(call, 0)
+    call.require(x.rows == S, f"x is {x}, not a row for each wanted position")
     _vector(call, 0, x.cols)
     return Shape("f32", S, _linear(call, 1, x.cols).shape[0])
 
@@ -387,8 +400,11 @@ def _attend_work(call: Call, step: StepShape) -> Work:
     window = call.attrs["window"]
     if not (window is None or isinstance(window, int)):
         raise EngineError(f"attend: window must be None or tokens, got {window!r}")
-    pairs = sum(row.visible(window) for row in step.rows)
-    read = sum(row.span(window) for row in step.rows)
+    rows = step.rows
+    if call.inputs[0].rows == S:
+        rows = tuple(row.wanted() for row in rows if row.num_outputs)
+    pairs = sum(row.visible(window) for row in rows)
+    read = sum(row.span(window) for row in rows)
     return Work(
         flops=4.0 * call.heads.q_size * pairs,
         kv_bytes=2.0 * call.heads.kv_size * step.kv_itemsize * read,
@@ -396,12 +412,9 @@ def _attend_work(call: Call, step: StepShape) -> Work:
     )
 
 
-def _head_work(call: Call, step: StepShape) -> Work:
+def _select_work(call: Call, step: StepShape) -> Work:
     # Only the S wanted rows of x are read.
-    output, x = _head_shape(call), call.inputs[0]
-    work = _row_work(call, step, output, 1)
-    moved = output.nbytes(0, step.num_outputs) + step.num_outputs * x.cols * ACTIVATION_BYTES
-    return replace(work, activation_bytes=float(moved))
+    return Work(activation_bytes=2.0 * _select_shape(call).nbytes(0, step.num_outputs))
 
 
 _LINEAR_COST = "2·T·rows·cols; the weights once"
@@ -419,6 +432,11 @@ TABLE: Mapping[str, Op] = {
             "RMS norm, fused q|k|v projection plus bias, RMS norm of each q and k head, NeoX rope; "
             "writes these tokens' K and V into the layer's cache and returns q.",
             _LINEAR_COST + "; K and V of T tokens written",
+        ),
+        Op(
+            "select", ("x",), (), (), _select_shape, _select_work, None,
+            "The rows of the step's S wanted positions, in order. Ops on them cost by S, not T.",
+            "no products",
         ),
         Op(
             "attend", ("q",), (), ("layer", "scale", "window", "heads"), _attend_shape,
@@ -443,8 +461,9 @@ TABLE: Mapping[str, Op] = {
             "x + down·h, the product RMS-normed first if there is a post_norm.", _LINEAR_COST,
         ),
         Op(
-            "final_norm_head", ("x",), ("norm", "head"), ("eps",), _head_shape, _head_work, None,
-            "RMS norm and the head's logits, of the S wanted positions only.",
+            "final_norm_head", ("x",), ("norm", "head"), ("eps",), _head_shape,
+            lambda call, step: _row_work(call, step, _head_shape(call), 1), None,
+            "RMS norm and the head's logits, of the S wanted positions.",
             "2·S·vocab·hidden; the weights once if S > 0",
         ),
     )
@@ -502,8 +521,9 @@ def _signature(name: str) -> str:
     parameters = list(inspect.signature(getattr(Ops, name)).parameters.values())
     kinds = [p.kind is p.KEYWORD_ONLY for p in parameters]
     names = [p.name for p in parameters]
-    star = kinds.index(True)
-    return f"{name}({', '.join([*names[1:star], '*', *names[star:]])})"
+    if True in kinds:
+        names.insert(kinds.index(True), "*")
+    return f"{name}({', '.join(names[1:])})"
 
 
 if __name__ == "__main__":

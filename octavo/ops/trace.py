@@ -90,6 +90,9 @@ class Tracer:
         weights = (norm, qkv, bias, q_norm, k_norm)
         return self._record("norm_qkv", (x, positions), weights, attrs)
 
+    def select(self, x: Sym) -> Sym:
+        return self._record("select", (x,), (), {})
+
     def attend(self, q: Sym, *, layer: int, scale: float, window: int | None, heads: Heads) -> Sym:
         attrs = {"layer": layer, "scale": scale, "window": window, "heads": heads}
         return self._record("attend", (q,), (), attrs)

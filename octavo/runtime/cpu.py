@@ -23,7 +23,7 @@ from octavo.kernels import _cpu
 from octavo.models.config import ModelConfig, Rope
 from octavo.models.weights import Checkpoint, dequantize
 from octavo.ops.program import Instr, Program
-from octavo.ops.table import Heads, Shape, WeightSpec, inv_freq
+from octavo.ops.table import Heads, S, WeightSpec, inv_freq
 from octavo.ops.trace import trace
 from octavo.runtime import sampling
 from octavo.runtime.kv import BLOCK_TOKENS, KvBudget, kv_budget
@@ -282,7 +282,8 @@ def _load(
     progress: Progress,
 ) -> int:
     """Give the executor its values, ropes, ops and weights; returns the packed bytes."""
-    arena = program.arena(_kept_bytes, ALIGN)
+    logits = program.values[program.output]  # not kept: they are sampled block by block
+    arena = program.arena(lambda shape: 0 if shape == logits else shape.cols * 4, ALIGN)
     for shape, offset in zip(program.values, arena.offsets, strict=True):
         place = (0, 0, 0) if offset is None else (offset.t, offset.s, offset.c)
         executor.add_value(*place, -(-shape.cols * 4 // ALIGN) * ALIGN // 4)
@@ -301,15 +302,14 @@ def _load(
             instr.output,
             [p for spec in _matrices(instr, specs) for p in packer.matrix(spec)],
             {key: packer.vector(specs[name]) for key, name in _vectors(instr, specs)},
-            _numbers(attrs, ropes) | {"paired": float(instr.op in paired)},
+            _numbers(attrs, ropes)
+            | {
+                "paired": float(instr.op in paired),
+                "wanted": float(program.values[instr.output].rows == S),
+            },
         )
-    executor.finish(arena.bytes_at(options.max_tokens, 0))
+    executor.finish(arena.bytes_at(options.max_tokens, options.max_tokens))
     return sum(int(p.nbytes) for parts in packer.packed.values() for p in parts)
-
-
-def _kept_bytes(shape: Shape) -> int:
-    """Logits are not kept in the arena: they are sampled block by block."""
-    return 0 if shape.rows.s else shape.cols * 4
 
 
 def _value_inputs(instr: Instr) -> tuple[int, ...]:

@@ -94,9 +94,10 @@ def test_chunks_add_up_to_the_whole_in_attention_and_products():
 def test_seconds_are_the_roofline_plus_overheads():
     program = trace(SMOLLM2)
     decode, prefill = (cost(program, step(row), BOX) for row in ((100, 1, 1), (0, 512, 1)))
-    assert decode.seconds == pytest.approx(decode.bytes / 55e9 + 152e-6 + 1e-4, rel=0.02)
+    assert decode.seconds == pytest.approx(decode.bytes / 55e9 + 154e-6 + 1e-4, rel=0.02)
     assert {p.bound for p in decode.ops} == {"memory"}
     linear = [p for p in prefill.ops if p.op in ("norm_qkv", "norm_gate_up_act")]
-    assert {p.bound for p in linear} == {"compute"}
+    assert {p.bound for p in linear[:-1]} == {"compute"}
+    assert linear[-1].bound == "memory"  # of the last layer one row is wanted
     assert "norm_gate_up_act" in str(prefill)
     assert sum(p.seconds for p in prefill.ops) + 1e-4 == pytest.approx(prefill.seconds)

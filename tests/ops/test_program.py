@@ -19,11 +19,23 @@ families = pytest.mark.parametrize("cfg", FAMILIES.values(), ids=FAMILIES.keys()
 @families
 def test_a_layer_is_five_instructions(cfg):
     program = trace(cfg)
-    assert len(program.instrs) == 5 * cfg.num_layers + 2
+    assert len(program.instrs) == 5 * cfg.num_layers + 4
     assert [i.op for i in program.instrs[1:6]] == [
         "norm_qkv", "attend", "out_residual", "norm_gate_up_act", "down_residual",
     ]  # fmt: skip
     assert str(program.values[program.output]) == f"f32[S, {cfg.vocab_size}]"
+
+
+@families
+def test_the_last_layer_goes_on_with_the_wanted_rows_alone(cfg):
+    program = trace(cfg)
+    rows = [(i.op, str(program.values[i.output].rows)) for i in program.instrs]
+    assert rows[-8:] == [
+        ("norm_qkv", "T"), ("select", "S"), ("select", "S"), ("attend", "S"),
+        ("out_residual", "S"), ("norm_gate_up_act", "S"), ("down_residual", "S"),
+        ("final_norm_head", "S"),
+    ]  # fmt: skip
+    assert {row for _, row in rows[:-8]} == {"T"}
 
 
 def test_smollm2_has_the_published_number_of_parameters():
@@ -176,6 +188,6 @@ def test_the_diff_names_what_changed():
 
 def test_the_picture_folds_alike_layers_and_shows_unlike_ones():
     text = trace(SMOLLM2).draw()
-    assert "30 times" in text
-    assert len(text.splitlines()) == 11
+    assert "29 times" in text
+    assert len(text.splitlines()) == 19
     assert trace(GEMMA3).draw().count("window=7") == 2

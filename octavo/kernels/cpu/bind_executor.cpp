@@ -74,6 +74,7 @@ struct OpName {
 constexpr OpName OP_NAMES[NUM_OP_KINDS] = {
     {"embed", OpKind::Embed},
     {"norm_qkv", OpKind::NormQkv},
+    {"select", OpKind::Select},
     {"attend", OpKind::Attend},
     {"out_residual", OpKind::OutResidual},
     {"norm_gate_up_act", OpKind::NormGateUpAct},
@@ -124,6 +125,7 @@ void add_op(BoundExecutor& self, const std::string& name, const std::vector<int3
   op.eps = float(number("eps", 0));
   op.scale = float(number("scale", 1));
   op.paired = number("paired", 0) != 0;
+  op.wanted = number("wanted", 0) != 0;
   op.act = number("gelu_tanh", 0) != 0 ? Act::GeluTanh : Act::Silu;
   self.executor.add_op(std::move(op));
 }

@@ -56,7 +56,8 @@ Executor::Executor(const ExecutorConfig& config)
       rows_(*kernels_.rows),
       pool_(config.threads, config.pin),
       kv_(KvCache::shape(config.num_layers, config.heads, config.fp32)),
-      attention_(config.heads, config.threads, config.max_context, config.max_tokens) {
+      attention_(config.heads, config.threads, config.max_context, config.max_tokens),
+      wanted_attention_(config.heads, config.threads, config.max_context, config.max_outputs) {
   const HeadShape& h = config.heads;
   if (h.head_dim % 16 != 0 || h.head_dim < 16 || h.head_dim > MAX_HEAD_DIM)
     throw std::invalid_argument("head_dim must be a multiple of 16 in 16..256, got " +
@@ -109,14 +110,13 @@ void Executor::link() {
 }
 
 Acts Executor::passed_acts(const OpSpec& reader) const {
-  return acts_at(passed_acts_, step_.num_tokens, reader.weights[0].k, needs(reader));
+  return acts_at(passed_acts_, rows_of(reader), reader.weights[0].k, needs(reader));
 }
 
 void Executor::finish(int64_t arena_bytes) {
   link();
-  size_t shared = 0, passed = 0, own = 0, total = 0;
+  size_t shared = 0, passed = 0, own = 0, post = 0, total = 0;
   int64_t widest = config_.hidden, vocab = 0;
-  bool post = false;
   auto carve = [&](size_t bytes) {
     const size_t at = total;
     total += size_t(align(int64_t(bytes), 4096));
@@ -127,12 +127,13 @@ void Executor::finish(int64_t arena_bytes) {
     const int64_t k = op.weights[0].k;
     const bool head = op.kind == OpKind::FinalNormHead;
     if (head) vocab = op.weights[0].panels * LANES;
-    const int64_t rows = head ? MAX_LOGITS_ROWS : config_.max_tokens;
+    const int64_t most = op.wanted ? config_.max_outputs : config_.max_tokens;
+    const int64_t rows = head ? MAX_LOGITS_ROWS : most;
     size_t& buffer = op.received ? passed : shared;
     buffer = std::max(buffer, acts_bytes(rows, k, needs(op)));
     own = std::max(own, acts_bytes(REDUNDANT_ROWS, k, needs(op)));
     widest = std::max(widest, k);
-    post |= op.post_norm != nullptr;
+    if (op.post_norm) post = std::max(post, size_t(rows * align(config_.hidden, LANES) * 4));
   }
   const int64_t rows = vocab ? LOGITS_BYTES / (vocab * 4) : 0;
   logits_rows_ = std::clamp(rows, MIN_LOGITS_ROWS, MAX_LOGITS_ROWS);
@@ -140,7 +141,7 @@ void Executor::finish(int64_t arena_bytes) {
   const size_t tokens = size_t(config_.max_tokens);
   const size_t at_acts = carve(shared), at_passed = carve(passed);
   const size_t at_logits = carve(size_t(logits_rows_ * vocab * 4));
-  const size_t at_post = carve(post ? tokens * size_t(align(config_.hidden, LANES)) * 4 : 0);
+  const size_t at_post = carve(post);
   const size_t at_angles = carve(ropes_.size() * tokens * size_t(config_.heads.head_dim) * 4);
   const int n = pool_.threads();
   const size_t row = size_t(align(widest, 64)) * 4;
@@ -169,14 +170,15 @@ void Executor::finish(int64_t arena_bytes) {
   num_counters_ = int64_t(ops_.size()) * COUNTERS_PER_OP +
                   ceil_div(config_.max_outputs, logits_rows_) * COUNTERS_PER_OP;
   counters_ = std::make_unique<std::atomic<int64_t>[]>(size_t(num_counters_));
+  row_.resize(size_t(config_.max_tokens));
   position_.resize(size_t(config_.max_tokens));
   block_.resize(size_t(config_.max_tokens));
   slot_.resize(size_t(config_.max_tokens));
 }
 
 Executor::Memory Executor::memory() const {
-  return {kv_memory_.bytes(), arena_.bytes(), scratch_.bytes() + attention_.scratch_bytes(),
-          vector_bytes_};
+  const size_t attention = attention_.scratch_bytes() + wanted_attention_.scratch_bytes();
+  return {kv_memory_.bytes(), arena_.bytes(), scratch_.bytes() + attention, vector_bytes_};
 }
 
 // --- A step ---
@@ -185,7 +187,7 @@ const char* Executor::check(const StepInput& s) const {
   if (s.num_tokens < 1 || s.num_tokens > config_.max_tokens)
     return "the step's tokens are out of bounds";
   if (s.num_rows < 1 || s.num_rows > s.num_tokens) return "the step's rows are out of bounds";
-  if (s.num_wanted < 0 || s.num_wanted > config_.max_outputs)
+  if (s.num_wanted < 0 || s.num_wanted > std::min(config_.max_outputs, s.num_tokens))
     return "the step wants too many outputs";
   int64_t tokens = 0;
   for (int64_t i = 0; i < s.num_rows; ++i) {
@@ -218,12 +220,27 @@ void Executor::begin(const StepInput& step, SampleOut* out, float* logits) {
     const int32_t* table = step.tables + r[2];
     step_rows_.push_back({r[0], r[1], token, table});
     for (int32_t p = r[0]; p < r[0] + r[1]; ++p, ++token) {
+      row_[size_t(token)] = int32_t(i);
       position_[size_t(token)] = p;
       block_[size_t(token)] = table[p / BLOCK_TOKENS];
       slot_[size_t(token)] = p % BLOCK_TOKENS;
     }
   }
+  find_wanted_rows();
   attention_.plan(step_rows_);
+  wanted_attention_.plan(wanted_rows_);
+}
+
+// Runs of neighbours among the wanted tokens: pieces of sequences, as the last layer sees them.
+void Executor::find_wanted_rows() {
+  wanted_rows_.clear();
+  for (int64_t i = 0; i < step_.num_wanted; ++i) {
+    const int32_t token = step_.wanted[i], row = row_[size_t(token)];
+    if (i > 0 && token == step_.wanted[i - 1] + 1 && row == row_[size_t(token - 1)])
+      ++wanted_rows_.back().num_tokens;
+    else
+      wanted_rows_.push_back({position_[size_t(token)], 1, i, step_rows_[size_t(row)].table});
+  }
 }
 
 const char* Executor::run(const StepInput& step, SampleOut* out, float* logits) {
@@ -296,6 +313,7 @@ void Executor::run_op(const OpSpec& op, Thread& t) {
   switch (op.kind) {
     case OpKind::Embed: return embed(op, t);
     case OpKind::NormQkv: return norm_qkv(op, t);
+    case OpKind::Select: return select(op, t);
     case OpKind::Attend: return attend(op, t);
     case OpKind::OutResidual:
     case OpKind::DownResidual: return project_residual(op, t);
@@ -346,6 +364,7 @@ template <class Fn>
 void Executor::share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, const Fn& fn) {
   // Few rows: all of them with a run of panels. Many: the panels of a chunk stay in the cache while
   // the blocks of rows pass by.
+  if (rows == 0) return;
   const int64_t most = k <= 1024 ? 2 * SMALL_ROWS : SMALL_ROWS;
   const int64_t even = align(ceil_div(rows, ceil_div(rows, most)), MAX_GROUP);
   const int64_t height = rows <= SMALL_ROWS ? rows : even;
@@ -516,6 +535,18 @@ void Executor::qkv_values(const OpSpec& op, const Acts& acts, Thread& t, int64_t
   }
 }
 
+void Executor::select(const OpSpec& op, Thread& t) {
+  const int64_t from_ld = values_[size_t(op.x)].ld, ld = values_[size_t(op.out)].ld;
+  const size_t bytes = size_t(std::min(ld, from_ld)) * 4;
+  const float* from = value(op.x);
+  float* out = value(op.out);
+  share(t, step_.num_wanted, PREPARE_ROWS, [&](int64_t r0, int64_t r1) {
+    for (int64_t r = r0; r < r1; ++r)
+      std::memcpy(out + r * ld, from + step_.wanted[r] * from_ld, bytes);
+  });
+  barrier(t);
+}
+
 void Executor::attend(const OpSpec& op, Thread& t) {
   AttendCall call{value(op.x), value(op.out), values_[size_t(op.x)].ld, op.layer, op.window,
                   op.scale, nullptr, {}};
@@ -524,7 +555,8 @@ void Executor::attend(const OpSpec& op, Thread& t) {
     call.prepare_blocks = linear_.prepare_blocks;
     call.acts = passed_acts(reader);
   }
-  attention_.run(*kernels_.attention, kv_, call, counters_[size_t(t.counter++)]);
+  AttendPlan& plan = op.wanted ? wanted_attention_ : attention_;
+  plan.run(*kernels_.attention, kv_, call, counters_[size_t(t.counter++)]);
   barrier(t);
 }
 
@@ -532,7 +564,7 @@ void Executor::project_residual(const OpSpec& op, Thread& t) {
   const PackedWeight& w = op.weights[0];
   const float *in = value(op.x), *x = value(op.residual);
   float* out = value(op.out);
-  const int64_t rows = step_.num_tokens, in_ld = values_[size_t(op.x)].ld;
+  const int64_t rows = rows_of(op), in_ld = values_[size_t(op.x)].ld;
   const int64_t ld = values_[size_t(op.out)].ld, x_ld = values_[size_t(op.residual)].ld;
   const Acts acts = op.received
                         ? passed_acts(op)
@@ -565,7 +597,7 @@ void Executor::project_residual(const OpSpec& op, Thread& t) {
 
 void Executor::norm_gate_up_act(const OpSpec& op, Thread& t) {
   const PackedWeight& gate = op.weights[0];
-  const int64_t rows = step_.num_tokens, ld = values_[size_t(op.out)].ld;
+  const int64_t rows = rows_of(op), ld = values_[size_t(op.out)].ld;
   float* out = value(op.out);
   const Acts acts = prepare_normed(t, op, value(op.x), values_[size_t(op.x)].ld, rows);
   const OpSpec* reader = op.passes_to < 0 ? nullptr : &ops_[size_t(op.passes_to)];
@@ -584,7 +616,7 @@ void Executor::norm_gate_up_act(const OpSpec& op, Thread& t) {
   barrier(t);
 }
 
-// The wanted rows in blocks, so that logits need little memory; each is sampled at once.
+// The rows in blocks, so that logits need little memory; each is sampled at once.
 void Executor::final_norm_head(const OpSpec& op, Thread& t) {
   const PackedWeight& w = op.weights[0];
   const int64_t ld = w.panels * LANES, x_ld = values_[size_t(op.x)].ld;
@@ -592,7 +624,7 @@ void Executor::final_norm_head(const OpSpec& op, Thread& t) {
   for (int64_t s0 = 0; s0 < step_.num_wanted; s0 += logits_rows_) {
     const int64_t rows = std::min(logits_rows_, step_.num_wanted - s0);
     const Acts acts = prepare(t, op, rows, [&](int64_t r) {
-      rows_.rms_norm(x + step_.wanted[s0 + r] * x_ld, op.norm, w.k, op.eps, t.row);
+      rows_.rms_norm(x + (s0 + r) * x_ld, op.norm, w.k, op.eps, t.row);
       return t.row;
     });
     share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {

@@ -20,9 +20,9 @@
 namespace octavo {
 
 enum class OpKind : int32_t {
-  Embed, NormQkv, Attend, OutResidual, NormGateUpAct, DownResidual, FinalNormHead,
+  Embed, NormQkv, Select, Attend, OutResidual, NormGateUpAct, DownResidual, FinalNormHead,
 };
-constexpr int NUM_OP_KINDS = 7;
+constexpr int NUM_OP_KINDS = 8;
 
 // A value's place: byte offset t*T + s*S + c in the arena, rows of `ld` floats.
 struct Value {
@@ -39,6 +39,7 @@ struct OpSpec {
   int64_t layer = 0, rope = 0, window = 0;
   float eps = 0, scale = 1;
   Act act = Act::Silu;
+  bool wanted = false;  // its rows are the step's wanted positions, not all tokens
   bool paired = false;  // int8 activations as pairs of bytes (ACT_PAIR)
   // Set by finish(): the op that alone reads `out`, if its activations are prepared right here by
   // whoever computes them; and that this op's are given so.
@@ -116,6 +117,7 @@ class Executor {
 
   const char* check(const StepInput& step) const;
   void begin(const StepInput& step, SampleOut* out, float* logits);
+  void find_wanted_rows();
   void run_op(const OpSpec& op, Thread& t);
   void walk(int thread);
   void reset_counters();
@@ -123,6 +125,7 @@ class Executor {
   // One function per op; all threads call it.
   void embed(const OpSpec& op, Thread& t);
   void norm_qkv(const OpSpec& op, Thread& t);
+  void select(const OpSpec& op, Thread& t);
   void attend(const OpSpec& op, Thread& t);
   void project_residual(const OpSpec& op, Thread& t);  // out_residual, down_residual
   void norm_gate_up_act(const OpSpec& op, Thread& t);
@@ -143,6 +146,9 @@ class Executor {
   void rotate(const OpSpec& op, const float* norm, const float* bias, float* head, int64_t token);
   uint32_t needs(const OpSpec& op) const;
   float* value(int32_t id) const;
+  int64_t rows_of(const OpSpec& op) const {
+    return op.wanted ? step_.num_wanted : step_.num_tokens;
+  }
   uint8_t* block_of(int64_t token, int64_t layer, int64_t head) const;
 
   template <class Fn>
@@ -164,7 +170,7 @@ class Executor {
   size_t vector_bytes_ = 0;
 
   KvCache kv_;
-  AttendPlan attention_;
+  AttendPlan attention_, wanted_attention_;  // of all tokens; of the wanted positions
   Region kv_memory_, arena_, scratch_;
   // Carved out of scratch_.
   uint8_t* shared_acts_ = nullptr;
@@ -181,8 +187,8 @@ class Executor {
   StepInput step_{};
   SampleOut* out_ = nullptr;
   float* logits_out_ = nullptr;
-  std::vector<StepRow> step_rows_;
-  std::vector<int32_t> position_, block_, slot_;  // of each token
+  std::vector<StepRow> step_rows_, wanted_rows_;
+  std::vector<int32_t> row_, position_, block_, slot_;  // of each token
   const OpSpec* only_ = nullptr;                  // eager: the op to run
   int64_t started_ns_ = 0;
 
