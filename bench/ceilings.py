@@ -32,6 +32,7 @@ from octavo.ops.table import RowShape, StepShape
 from octavo.ops.trace import trace
 from octavo.runtime.cpu import NARROW, PAIRED_OPS, CpuOptions
 
+TRIES = 4
 BLOCK = 16  # tokens of a KV block: prefixes are shared in whole ones
 Peaks = dict[str, float]
 
@@ -45,15 +46,26 @@ class Ceilings:
     max_tokens: int
 
     def measure(self, threads: int, seconds: float = 1.0) -> Peaks:
-        """This machine's peaks now, over a buffer as large as what a decode step reads."""
+        """This machine's peaks now, over a buffer as large as what a decode step reads.
+
+        A measurement in which the threads shared a core (together not much faster than one alone)
+        would be a roof too low: it is made again, and the best of each counts.
+        """
         step = StepShape((RowShape(0, 1, 1),))
         nbytes = cost(self.program, step, Hardware("", 1.0, 1.0, 1.0)).work.weight_bytes
-        rates = measure_ceilings(threads, seconds=seconds, nbytes=int(nbytes)).all
-        return {
-            "read_bytes_per_s": rates.dram,
-            "int8_ops_per_s": rates.int8,
-            "bf16_ops_per_s": rates.bf16,
-        }
+        best: Peaks = {}
+        for _ in range(TRIES):
+            found = measure_ceilings(threads, seconds=seconds, nbytes=int(nbytes))
+            rates = found.all
+            peaks = {
+                "read_bytes_per_s": rates.dram,
+                "int8_ops_per_s": rates.int8,
+                "bf16_ops_per_s": rates.bf16,
+            }
+            best = {key: max(best.get(key, 0.0), peaks[key]) for key in peaks}
+            if min(rates.int8 / found.one.int8, rates.bf16 / found.one.bf16) > 0.9 * threads:
+                break
+        return best
 
     def seconds(self, rows: list[RowShape], peaks: Peaks) -> float:
         """The least that one step takes."""
