@@ -87,13 +87,14 @@ class Comparison:
             if any(part in engine.name for part in args.skip):
                 continue
             say(f"starting {engine.name} on {self.model}")
+            self.running.append(engine)  # first: what ends this in mid-start must end it too
             try:
                 engine.start()
             except FAILURES as error:
                 say(f"  left out: {error}")
+                self.running.pop().stop()
                 continue
             engine.rest()
-            self.running.append(engine)
 
     def barred(self, peer: str) -> bool:
         reason = CANNOT.get((peer, self.model))

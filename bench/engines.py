@@ -44,7 +44,7 @@ class Engine(Protocol):
 class Child:
     """A process in a session of its own, so that signals reach it and its children alone."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen | None = None
 
     def wake(self) -> None:
         os.killpg(self.process.pid, signal.SIGCONT)
@@ -61,12 +61,16 @@ class Child:
 
     def end(self) -> None:
         """Ask the whole group to end."""
+        if self.process is None:
+            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGTERM)
             os.killpg(self.process.pid, signal.SIGCONT)
 
     def stop(self) -> None:
         """End the whole group: within three seconds, or by force."""
+        if self.process is None:
+            return
         self.end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(3)
@@ -106,7 +110,6 @@ class Server(Child):
                 return
             except OSError:
                 if self.process.poll() is not None or time.monotonic() > deadline:
-                    self.stop()
                     raise RuntimeError(f"{self.name} did not start; see {log}") from None
                 time.sleep(0.3)
 
