@@ -10,9 +10,10 @@ Cells: single (one stream of 128 tokens), batch8 (8 streams of 128 tokens), pref
 chat and shared_prefix (16 at once; over each engine's own HTTP server, OpenVINO in process).
 
 In a repeat every engine has its turn, in an order that rotates. Before a turn the others' processes
-are stopped and the machine must be idle (at most 20 s are waited; what others took is kept), and
-the engine gets the cell's first requests once, short and unmeasured. Before each of Octavo's turns
-the machine's peaks are measured, and the cell's ceiling computed from them (ceilings.py).
+are stopped and the machine must be idle (at most 20 s are waited; what others took then and during
+the turn is kept), and the engine gets the cell's first requests once, short and unmeasured. Before
+each of Octavo's turns the machine's peaks are measured, and the cell's ceiling computed from them
+(ceilings.py).
 
 A repeat is appended to --out when it has ended, so a run that was cut goes on where it stood; the
 repeats go round the cells, so that a run cut short has something of each. All repeats count; after
@@ -34,7 +35,7 @@ import report as reporting
 from ceilings import Ceilings, ceilings_of
 from engines import Engine, Figures, stop_all
 from installs import say
-from machine import wait_idle
+from machine import Others, wait_idle
 from peers import CANNOT, CELLS, MAKERS, TABLE, engines
 from report import CONTROL, Record, load
 from workloads import Job, build, corpus
@@ -120,7 +121,7 @@ class Comparison:
             record |= {"requests": len(jobs), "threads": self.args.threads}
             record |= figures | {"turn_s": time.monotonic() - begun}
             records.append(record)
-            rate, taken = figures["output_tok_s"], figures["others_busy"]
+            rate, taken = figures["output_tok_s"], figures["others_during"]
             of = figures.get("ceiling_tok_s")
             part = f", {rate / of:.0%} of {of:.1f}" if of else ""
             say(f"  {self.model} {cell} #{number} {engine.name}: {rate:.1f} ({taken:.0%}{part})")
@@ -142,8 +143,10 @@ class Comparison:
                 peaks = self.ceilings.measure(self.args.threads)
                 about |= peaks
                 about["ceiling_tok_s"] = self.ceilings.rate(cell, jobs, at_once, peaks)
+            others = Others(engine.group)
             engine.wake()
-            return engine.run(cell, jobs, at_once) | about
+            figures = engine.run(cell, jobs, at_once)
+            return figures | about | {"others_during": others.share()}
         finally:
             engine.rest()
 

@@ -28,11 +28,14 @@ WARM_TOKENS = 8
 
 class Engine(Protocol):
     """serves: the cells it can be asked for. warm: the cell's first requests cut short, unmeasured,
-    so that what compiles or grows on first use has done so."""
+    so that what compiles or grows on first use has done so. group: its process group while it
+    lives from turn to turn."""
 
     name: str
     serves: tuple[str, ...]
 
+    @property
+    def group(self) -> int | None: ...
     def start(self) -> None: ...
     def wake(self) -> None: ...
     def warm(self, cell: str, jobs: list[Job], concurrency: int) -> None: ...
@@ -45,6 +48,10 @@ class Child:
     """A process in a session of its own, so that signals reach it and its children alone."""
 
     process: subprocess.Popen | None = None
+
+    @property
+    def group(self) -> int | None:
+        return None if self.process is None else self.process.pid
 
     def wake(self) -> None:
         os.killpg(self.process.pid, signal.SIGCONT)
@@ -165,6 +172,7 @@ class LlamaTool:
     threads: int
     repack: bool = True
     serves: tuple[str, ...] = ()
+    group: int | None = None
 
     def start(self) -> None:
         return

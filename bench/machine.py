@@ -1,8 +1,11 @@
-"""The machine between turns: whether others leave it alone, and how long we waited for that."""
+"""The machine between turns and during them: whether others leave it alone."""
 
 from __future__ import annotations
 
+import os
+import resource
 import time
+from pathlib import Path
 
 IDLE = 0.05
 PATIENCE = 20.0
@@ -33,3 +36,39 @@ def wait_idle(most: float = PATIENCE) -> tuple[float, float]:
         taken, waited = busy(), time.monotonic() - begun
         if taken < IDLE or waited >= most:
             return taken, waited
+
+
+class Others:
+    """What processes other than an engine's and ours take while it has its turn.
+
+    group: the engine's process group; None if it is a child that has ended when it is asked.
+    """
+
+    def __init__(self, group: int | None) -> None:
+        self.group = group
+        self.begun = self._now()
+
+    def _now(self) -> tuple[int, float]:
+        total, idle = _ticks()
+        own = self._group_seconds()
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+            used = resource.getrusage(who)
+            own += used.ru_utime + used.ru_stime
+        return total, (total - idle) - own * os.sysconf("SC_CLK_TCK")
+
+    def _group_seconds(self) -> float:
+        """User and system time of the group's processes so far."""
+        ticks = 0
+        for file in Path("/proc").glob("[0-9]*/stat") if self.group is not None else ():
+            try:
+                fields = file.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[2]) == self.group:
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def share(self) -> float:
+        """Of the machine, since this was made (1.0: all of it)."""
+        total, taken = self._now()
+        return max(0.0, (taken - self.begun[1]) / max(1, total - self.begun[0]))

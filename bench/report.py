@@ -16,6 +16,7 @@ from pathlib import Path
 CONTROL = "octavo"
 GATES = {"single": 1.3, "batch8": 3.0, "prefill": 1.3, "chat": 1.5, "shared_prefix": 1.5}
 FRACTION = 0.85
+DISTURBED = 0.05
 SAME_FILE = "llama.cpp filed"
 UNITS = {"prefill": "prompt tok/s"}
 Record = dict[str, object]
@@ -25,7 +26,8 @@ Record = dict[str, object]
 class Cell:
     """One model and cell: each engine's rates of all repeats, in order of time; Octavo's ceilings.
 
-    busy: the largest share of the machine that others had before a turn.
+    busy: the largest share of the machine that others had before a turn. disturbed: the turns
+    during which others had more than 5 %, as "engine #repeat share".
     """
 
     model: str
@@ -36,6 +38,7 @@ class Cell:
     builds: set[str] = field(default_factory=set)
     sittings: set[str] = field(default_factory=set)
     busy: float = 0.0
+    disturbed: list[str] = field(default_factory=list)
 
     def median(self, engine: str) -> float:
         return statistics.median(self.rates[engine])
@@ -80,6 +83,7 @@ class Cell:
             "best_peer": self.best, "ratio": self.ratio, "gate": GATES[self.cell],
             "ceilings": self.ceilings, "fraction": self.fraction, "passes_by": self.passes,
             "builds": sorted(self.builds), "others_busy": self.busy,
+            "disturbed": self.disturbed,
         }  # fmt: skip
 
 
@@ -98,6 +102,9 @@ def cells_of(records: list[Record]) -> list[Cell]:
         engine = str(r["engine"])
         cell.rates[engine].append(float(str(r["output_tok_s"])))
         cell.busy = max(cell.busy, float(str(r["others_busy"])))
+        during = float(str(r.get("others_during", 0.0)))
+        if during > DISTURBED:
+            cell.disturbed.append(f"{engine} #{r['repeat']} {during:.0%}")
         cell.sittings.add(str(r["sitting"]))
         if engine == CONTROL:
             cell.builds.add(str(r.get("build", "?")))
@@ -125,6 +132,8 @@ def text(cell: Cell) -> str:
         lines.append(f"  ! repeats of several builds: {', '.join(sorted(cell.builds))}")
     if cell.busy >= 0.05:
         lines.append(f"  ! others had up to {cell.busy:.0%} of the machine before a turn")
+    if cell.disturbed:
+        lines.append(f"  ! others had part of the machine during: {', '.join(cell.disturbed)}")
     return "\n".join(lines)
 
 

@@ -67,6 +67,13 @@ def test_batch8_is_held_against_the_same_file_only(bench: Any) -> None:
     assert (cell.best, cell.ratio) == ("llama.cpp filed repack 0", 4.0)
 
 
+def test_a_turn_that_others_disturbed_is_named(bench: Any) -> None:
+    records = [record("octavo", 1, 0, others_during=0.01), record("a", 1, 0, others_during=0.4)]
+    (cell,) = bench.reporting.cells_of(records)
+    assert cell.disturbed == ["a #0 40%"]
+    assert "a #0 40%" in bench.reporting.text(cell)
+
+
 def test_what_is_there_is_not_measured_again_and_runs_of_other_lengths_do_not_count(
     bench: Any,
 ) -> None:
