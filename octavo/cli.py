@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import shlex
@@ -98,6 +99,27 @@ def cli(ctx: click.Context) -> None:
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False
+
+
+class _Elsewhere(click.Command):
+    """A command that lives beside what it drives, and is imported when it is called."""
+
+    def __init__(self, name: str, module: str, short_help: str) -> None:
+        super().__init__(name, short_help=short_help)
+        self.module = module
+
+    def make_context(self, info_name: str | None, *args: Any, **more: Any) -> click.Context:
+        command = vars(importlib.import_module(self.module))[str(self.name)]
+        assert isinstance(command, click.Command)
+        return command.make_context(info_name, *args, **more)
+
+
+for _name, _module, _line in (
+    ("plan", "octavo.sim.cli", "The cheapest fleet that serves a trace within objectives."),
+    ("roofline", "octavo.sim.cli", "What a model can do on a machine, without its weights."),
+    ("simulate", "octavo.sim.cli", "Replay a trace in virtual time, over the engine's scheduler."),
+):
+    cli.add_command(_Elsewhere(_name, _module, _line))
 
 
 def main() -> None:
@@ -385,7 +407,12 @@ Examples:
 )
 @options(EngineConfig)
 @options(ServerConfig)
-def serve(**flags: Any) -> None:
+@click.option(
+    "--record",
+    type=click.File("w", lazy=False),
+    help="Write every request and step into this file, for `octavo simulate`; it holds prompts.",
+)
+def serve(record: Any, **flags: Any) -> None:
     """Serve a model over HTTP, in the shape of the OpenAI API."""
     import asyncio
     import logging
@@ -399,6 +426,10 @@ def serve(**flags: Any) -> None:
     keys, bound = Keys.read(server.api_key_file), serving.bind(server)
     start = time.monotonic()
     made = _assemble(engine, False)
+    if record is not None:
+        from octavo.sim.recording import Recorder
+
+        made = dataclasses.replace(made, engine=Recorder(made.engine, record.write))
     app = serving.application(made, server, keys)
 
     def ready() -> None:

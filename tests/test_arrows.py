@@ -56,7 +56,7 @@ TOP = (
     "octavo.server",
     "octavo.terminal",
 )
-ENTRANCE = ("octavo.cli", "octavo.__main__")
+ENTRANCE = ("octavo.cli", "octavo.__main__", "octavo.sim.cli")
 NO_PYTHON = ("web",)
 
 REFUSED_MODULES = {"utils", "util", "helpers", "helper", "misc", "base", "common"}

@@ -1,0 +1,612 @@
+"""`octavo simulate` and `octavo roofline`: the simulator at the command line.
+
+A part of the entrance, like `octavo.cli`: nothing but that imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from octavo.models.config import ModelConfig
+    from octavo.sim.fleet import Router
+    from octavo.sim.hardware import Device
+    from octavo.sim.report import Slo
+    from octavo.sim.workload import Workload
+
+SHAPES = Path(__file__).with_name("shapes.json")
+
+
+def _words(_: click.Context, __: click.Parameter, value: str | None) -> list[str]:
+    return [] if value is None else [word.strip() for word in value.split(",") if word.strip()]
+
+
+def _floats(_: click.Context, __: click.Parameter, value: str | None) -> list[float]:
+    try:
+        return [] if value is None else [float(word) for word in value.split(",")]
+    except ValueError:
+        raise click.BadParameter("give numbers, such as 2,4,8") from None
+
+
+def _window(_: click.Context, __: click.Parameter, value: str | None) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    try:
+        start, end = (float(word) for word in value.split(":"))
+    except ValueError:
+        raise click.BadParameter("give seconds as start:end, such as 0:600") from None
+    return start, end
+
+
+# ---- where a model's shape comes from ----
+
+
+def shapes() -> dict[str, Any]:
+    """The well-known models whose configuration is in the package."""
+    return dict(json.loads(SHAPES.read_text()))
+
+
+def model_config(name: str) -> ModelConfig:
+    """Of a well-known model, a config.json or its directory, or a GGUF file; no weights are read.
+
+    Raises InvalidRequest with the nearest names, BadFile, UnsupportedModel.
+    """
+    from octavo.models.config_hf import config_from_hf
+    from octavo.models.weights import open_checkpoint
+
+    known, path = shapes(), Path(name)
+    key = name.lower().removesuffix("-instruct")
+    if key in known:
+        return config_from_hf(Path(key), known[key]["config"])
+    if path.suffix == ".json" or (path / "config.json").is_file():
+        path = path if path.suffix == ".json" else path / "config.json"
+        try:
+            return config_from_hf(path, json.loads(path.read_text()))
+        except (OSError, ValueError) as error:
+            raise InvalidRequest(f"{path}: {error}", "model") from error
+    if path.suffix == ".gguf" and path.is_file():
+        return open_checkpoint(path).config
+    import difflib
+
+    near = difflib.get_close_matches(key, known, 3, 0.4)
+    hint = f" Did you mean {', '.join(near)}?" if near else ""
+    raise InvalidRequest(
+        f"{name!r} is no model whose shape we know, no config.json and no GGUF file.{hint} "
+        f"Known: {', '.join(known)}",
+        "model",
+    )
+
+
+def devices(names: list[str], prices: tuple[str, ...] = ()) -> list[Device]:
+    """By name, with the caller's prices; `here` is measured now (two seconds)."""
+    from octavo.sim import hardware
+
+    found = [_here() if name == "here" else hardware.device(name) for name in names]
+    for word in prices:
+        name, _, dollars = word.partition("=")
+        try:
+            value = float(dollars)
+        except ValueError:
+            raise InvalidRequest(f"--price {word}: write it like h100=2.50", "price") from None
+        found = [
+            d.priced(value) if d.name in (name, hardware.ALIASES.get(name, name)) else d
+            for d in found
+        ]
+    return found
+
+
+def _here() -> Device:
+    from octavo.ceilings import measure_ceilings
+    from octavo.doctor import memory
+    from octavo.sim.hardware import measured
+
+    found = measure_ceilings(seconds=2.0)
+    return measured(found.all.bf16, found.all.dram, memory()[0], found.barrier_s)
+
+
+# ---- roofline ----
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  octavo roofline llama-3.1-8b --hardware h100,a100,l4,zen4
+  octavo roofline llama-3.1-70b --hardware h100,h200,b200 --tp 4 --context 8192
+  octavo roofline ./config.json --hardware here --weights q4_k --plot roof.png
+  octavo roofline                      lists models and hardware
+"""
+)
+@click.argument("model", required=False)
+@click.option("--hardware", "-H", default="a100,h100,h200,b200,mi300x,l4,rtx-4090,zen4",
+              callback=_words, show_default=True,
+              help="Machines by name, or `here` to measure this one.")  # fmt: skip
+@click.option("--context", default=4096, show_default=True, help="Tokens of each sequence.")
+@click.option("--tp", default=1, show_default=True, help="Devices that share the model.")
+@click.option("--weights", default="bf16", show_default=True,
+              help="How matrices are stored: bf16, fp8, q8_0, q6_k, q5_k, q4_k, q4_0.")  # fmt: skip
+@click.option("--kv-bytes", default=2, show_default=True, help="Bytes of a number in the cache.")
+@click.option("--peak", is_flag=True, help="Assume that kernels reach the peaks.")
+@click.option("--price", multiple=True, metavar="NAME=DOLLARS", help="Your price of an hour.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw into this file.")
+@click.option("--sources", is_flag=True, help="Say where each figure comes from.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def roofline(model: str | None, **flags: Any) -> None:
+    """What MODEL can do on a machine: prefill, decode, batches, and what binds.
+
+    Bytes and operations are counted on the traced program; no weights are needed. `wall` is the
+    batch at which a decode's matrix products leave the memory wall: below it, more sequences cost
+    nothing but their own cache.
+    """
+    from octavo.sim import roofline as roof
+    from octavo.sim.hardware import PEAK
+
+    if model is None:
+        _catalogue(flags["as_json"])
+        return
+    config, found = model_config(model), devices(flags["hardware"], flags["price"])
+    analyses = [
+        roof.analyse(
+            roof.place(
+                config, device, tp=flags["tp"], weights=flags["weights"],
+                kv_itemsize=flags["kv_bytes"], efficiency=PEAK if flags["peak"] else None,
+            ),
+            flags["context"],
+        )
+        for device in found
+    ]  # fmt: skip
+    name = Path(model).stem if Path(model).exists() else model
+    if flags["plot"]:
+        roof.plot(analyses, name, flags["plot"])
+    if flags["as_json"]:
+        click.echo(json.dumps({"model": name, "analyses": [roof.as_dict(a) for a in analyses]}))
+        return
+    _show_roofline(name, analyses, flags)
+
+
+def _show_roofline(name: str, analyses: list[Any], flags: dict[str, Any]) -> None:
+    from octavo.sim import roofline as roof
+
+    split = f", {flags['tp']} devices" if flags["tp"] > 1 else ""
+    click.echo(
+        f"{name}, {flags['weights']} weights, {8 * flags['kv_bytes']}-bit KV{split}; prefill of "
+        f"{roof.PREFILL} tokens.\n"
+    )
+    print_table(*roof.machine_table(analyses))
+    click.echo(f"\nDecode at {flags['context']} tokens of context:\n")
+    print_table(*roof.decode_table(analyses))
+    shares = analyses[0].placement.device.efficiency
+    click.echo(
+        "\nridge: operations a byte at which arithmetic binds. wall: sequences at which a decode's "
+        "products\ndo; fewer cost as much. most: sequences that fit in "
+        f"{roof.USABLE:.0%} of the memory, and their step."
+    )
+    if not flags["peak"]:
+        click.echo(
+            f"GPUs are taken at {shares.memory:.0%} of bandwidth and {shares.compute:.0%} of the "
+            f"matrix peak, {shares.op_seconds * 1e6:g} us an op, "
+            f"{shares.step_seconds * 1e3:g} ms a step (--peak: all of it)."
+        )
+    if flags["sources"]:
+        click.echo()
+        for one in analyses:
+            device = one.placement.device
+            click.secho(f"{device.title}", bold=True)
+            for label in ("bf16", "fp8", "bandwidth", "memory", "link", "price"):
+                figure = getattr(device, label)
+                if figure is not None:
+                    click.echo(f"  {label:10}{figure.value:12.5g}  {figure.source}")
+            if device.on_chip:
+                click.echo(f"  {'on chip':10}{device.on_chip}")
+
+
+def _catalogue(as_json: bool) -> None:
+    from octavo.sim.hardware import DEVICES
+
+    known = shapes()
+    if as_json:
+        click.echo(json.dumps({"models": known, "hardware": list(DEVICES)}))
+        return
+    print_table(
+        ["model", "parameters", "source"],
+        [[n, f"{e['parameters'] / 1e9:.2f} G", e["source"]] for n, e in known.items()],
+        left=True,
+    )
+    click.echo()
+    print_table(
+        ["hardware", "what", "bf16 TFLOP/s", "GB/s", "GB", "$/h"],
+        [
+            [d.name, d.title, f"{d.bf16.value / 1e12:g}", f"{d.bandwidth.value / 1e9:g}",
+             "-" if d.memory is None else f"{d.memory.value / 1e9:g}",
+             "-" if d.price is None else f"{d.price.value:g}"]
+            for d in DEVICES.values()
+        ],
+        left=True,
+    )  # fmt: skip
+
+
+# ---- simulate ----
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  octavo simulate azure.csv -m llama-3.1-8b -H h100 --slo-ttft 2000 --slo-tpot 50
+  octavo simulate mooncake.jsonl -H l40s --replicas 4 --router predicted
+  octavo simulate gamma:rate=6,cv=3,seconds=600 -m qwen3-8b -H a100
+  octavo simulate azure.csv --rate 4,8,16 --max-batch-tokens 512,2048 --plot knee.png
+"""
+)
+@click.argument("trace")
+@click.option("--model", "-m", default="llama-3.1-8b", show_default=True,
+              help="A well-known model, a config.json or a GGUF file.")  # fmt: skip
+@click.option("--hardware", "-H", default="h100", show_default=True,
+              help="The replicas' machine.")  # fmt: skip
+@click.option("--tp", default=1, show_default=True, help="Devices of each replica.")
+@click.option("--weights", default="bf16", show_default=True, help="How matrices are stored.")
+@click.option("--replicas", default=1, show_default=True, help="How many of them.")
+@click.option("--router", default="least-tokens", show_default=True,
+              type=click.Choice(["round-robin", "least-tokens", "predicted"]))  # fmt: skip
+@click.option("--policy", default="fcfs", show_default=True, callback=_words,
+              help="One policy or several to compare.")  # fmt: skip
+@click.option("--rate", callback=_floats,
+              help="Requests a second, one or several; gaps are stretched.")  # fmt: skip
+@click.option("--window", callback=_window, metavar="START:END", help="Only these seconds.")
+@click.option("--head", type=int, help="Only the first so many requests.")
+@click.option("--lengths", type=float, help="Factor on prompt and output lengths.")
+@click.option("--max-rows", default=256, show_default=True, help="Most sequences in a step.")
+@click.option("--max-batch-tokens", default="2048", callback=_floats, show_default=True,
+              help="Most tokens in a step, one or several.")  # fmt: skip
+@click.option("--kv-tokens", type=int, help="Tokens of KV (default: what fits).")
+@click.option("--slo-ttft", type=float, metavar="MS", help="Objective for the first token.")
+@click.option("--slo-tpot", type=float, metavar="MS", help="Objective for each further token.")
+@click.option("--steps", type=click.Path(exists=True, dir_okay=False), metavar="RECORDING",
+              help="Take capacity and durations from a recorded server.")  # fmt: skip
+@click.option("--operators", metavar="PREFIX",
+              help="Durations from PREFIX.dense.csv and its companions.")  # fmt: skip
+@click.option("--check", is_flag=True,
+              help="TRACE is a recording: does the scheduler decide the same again?")  # fmt: skip
+@click.option("--noise", default=0.0, show_default=True, help="Relative noise on durations.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw into this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def simulate(trace: str, **flags: Any) -> None:
+    """Replay TRACE in virtual time over the engine's own scheduler.
+
+    TRACE is a file (Azure CSV, Mooncake JSONL, a log of requests, what `octavo serve --record`
+    wrote, `.gz` too), or drawn: poisson:rate=5,seconds=600,prompt=1024,output=128,spread=0.8 or
+    gamma: with cv=, or servegen:FILE,start=0,seconds=600.
+    """
+    from octavo.sim import report as reports
+
+    if flags["check"]:
+        _check(trace, flags["as_json"])
+        return
+
+    made = list(_simulations(trace, flags))
+    if flags["plot"]:
+        reports.plot(made, flags["plot"])
+    if flags["as_json"]:
+        click.echo(json.dumps([one.as_dict() for _, one in made]))
+        return
+    workload = made[0][0].workload
+    changed = f" ({'; '.join(workload.changes)})" if workload.changes else ""
+    click.echo(f"{workload.name}: {len(workload)} requests{changed}\n")
+    if len(made) > 1:
+        print_table(*reports.compare_table([one for _, one in made]))
+        return
+    one = made[0][1]
+    for name, value in reports.facts(one):
+        click.echo(f"  {click.style(name.ljust(12), dim=True)}  {value}")
+    click.echo()
+    print_table(*reports.times_table(one))
+
+
+def _simulations(trace: str, flags: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """(run, report) for each rate, policy and step budget asked for."""
+    from octavo.sim import workload as workloads
+    from octavo.sim.fleet import Fleet
+    from octavo.sim.report import report
+
+    base = _trimmed(workloads.named(trace, seed=flags["seed"]), flags)
+    slo = _slo(flags)
+    rates: list[float | None] = [*flags["rate"]] or [None]
+    budgets = [int(b) for b in flags["max_batch_tokens"]]
+    for rate in rates:
+        load = base if rate is None else base.at_rate(rate)
+        for policy in flags["policy"]:
+            for budget in budgets:
+                spec = _spec(flags, policy, budget)
+                load = load.fitting(spec.capacity.max_context)
+                fleet = Fleet(
+                    [spec] * flags["replicas"], _router(flags["router"]),
+                    seed=flags["seed"], prefix_caching=load.shares_prefixes,
+                )  # fmt: skip
+                with progress(f"{policy} at {load.rate:.2f} req/s") as told:
+                    run = fleet.run(load, progress=told)
+                name = policy if len(budgets) == 1 else f"{policy} {budget}"
+                name = name if len(rates) == 1 else f"{name} at {rate:g}/s"
+                yield run, report(run, slo, name)
+
+
+def _trimmed(load: Workload, flags: dict[str, Any]) -> Workload:
+    if flags["window"]:
+        load = load.window(*flags["window"])
+    if flags["head"]:
+        load = load.head(flags["head"])
+    if flags["lengths"]:
+        load = load.lengths(flags["lengths"])
+    return load
+
+
+def _slo(flags: dict[str, Any]) -> Slo:
+    from octavo.sim.report import Slo
+
+    ttft, tpot = flags["slo_ttft"], flags["slo_tpot"]
+    return Slo(
+        None if ttft is None else ttft / 1e3,
+        None if tpot is None else tpot / 1e3,
+    )
+
+
+def _check(trace: str, as_json: bool) -> None:
+    """Replay a recording's calls; exit code 1 at the first step that is planned otherwise."""
+    from octavo.sim.recording import open_recording, replay
+
+    recording = open_recording(trace)
+    found = replay(recording, policies()[policy_name(recording.head["policy"])])
+    if as_json:
+        click.echo(json.dumps({**dataclasses.asdict(found), "identical": found.identical}))
+    else:
+        click.echo(f"{found.same} of {found.steps} steps identical, {found.rows} rows compared")
+        if found.differs:
+            click.secho(found.differs, fg="red")
+    if not found.identical:
+        raise SystemExit(1)
+
+
+def _spec(flags: dict[str, Any], policy: str, budget: int) -> Any:
+    from octavo.sim.fleet import Spec
+    from octavo.sim.roofline import place
+
+    made = policies()[policy_name(policy)]
+    if flags["steps"]:
+        from octavo.sim.executor import Learned
+        from octavo.sim.recording import model_of, open_recording
+
+        recording = open_recording(flags["steps"])
+        learned = Learned(model_of(recording))
+        return Spec("recorded", recording.capacity, learned, made, noise=flags["noise"])
+    (device,) = devices([flags["hardware"]])
+    placed = place(model_config(flags["model"]), device, tp=flags["tp"], weights=flags["weights"])
+    capacity = placed.capacity(
+        max_rows=flags["max_rows"], max_tokens=budget, kv_tokens=flags["kv_tokens"]
+    )
+    seconds: Any = placed.durations()
+    if flags["operators"]:
+        from octavo.sim.operators import read_operators
+
+        seconds = read_operators(flags["operators"], placed.config.num_layers)
+    return Spec(
+        placed.name, capacity, seconds, made, noise=flags["noise"], price=placed.price,
+    )  # fmt: skip
+
+
+def policies() -> dict[str, Callable[[], Any]]:
+    """What may stand behind --policy."""
+    from octavo.core import policy
+
+    return {"fcfs": policy.fcfs, "priority": policy.priority, "static": policy.static}
+
+
+def policy_name(name: str) -> str:
+    known = policies()
+    if name not in known:
+        raise InvalidRequest(f"no policy is called {name!r}: {', '.join(known)}", "policy")
+    return name
+
+
+def _router(name: str) -> Router:
+    from octavo.sim import fleet
+
+    if name == "round-robin":
+        return fleet.RoundRobin()
+    if name == "least-tokens":
+        return fleet.LeastTokens()
+    return fleet.PredictedCost(fleet.prefill_rate)
+
+
+# ---- plan ----
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  octavo plan azure.csv -m llama-3.1-8b -H l4,l40s,h100 --slo-ttft 2000 --slo-tpot 50
+  octavo plan azure.csv -H rtx-4090,h100 --rate 40 --target 0.99 --price h100=2.20
+  octavo plan azure.csv -m llama-3.1-70b -H h100,h200,b200 --tp 2,4 --slo-ttft 3000
+"""
+)
+@click.argument("trace")
+@click.option("--model", "-m", default="llama-3.1-8b", show_default=True,
+              help="A well-known model, a config.json or a GGUF file.")  # fmt: skip
+@click.option("--hardware", "-H", default="l4,l40s,a100,h100", show_default=True, callback=_words,
+              help="Kinds of machines that may be bought.")  # fmt: skip
+@click.option("--tp", default="1", show_default=True, callback=_floats,
+              help="Devices of a replica, one or several to try.")  # fmt: skip
+@click.option("--weights", default="bf16", show_default=True, help="How matrices are stored.")
+@click.option("--slo-ttft", type=float, metavar="MS", help="Objective for the first token.")
+@click.option("--slo-tpot", type=float, metavar="MS", help="Objective for each further token.")
+@click.option("--target", default=0.9, show_default=True,
+              help="Share of requests that must meet all objectives.")  # fmt: skip
+@click.option("--policy", default="fcfs", show_default=True, callback=_words,
+              help="Policies to try.")  # fmt: skip
+@click.option("--max-batch-tokens", default="512,2048", callback=_floats, show_default=True,
+              help="Step budgets to try.")  # fmt: skip
+@click.option("--max-rows", default=256, show_default=True, help="Most sequences in a step.")
+@click.option("--rate", type=float, help="Requests a second; gaps are stretched.")
+@click.option("--window", callback=_window, metavar="START:END", help="Only these seconds.")
+@click.option("--head", type=int, default=1500, show_default=True, help="Only so many requests.")
+@click.option("--lengths", type=float, help="Factor on prompt and output lengths.")
+@click.option("--price", multiple=True, metavar="NAME=DOLLARS", help="Your price of an hour.")
+@click.option("--mixed/--no-mixed", default=True, help="Try two kinds together.")
+@click.option("--seeds", default=3, show_default=True, help="Samples of the trace to be sure on.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(trace: str, **flags: Any) -> None:
+    """The cheapest fleet that serves TRACE within the objectives.
+
+    Every kind alone by bisection, then pairs of kinds. A fleet counts if it reaches the target on
+    the trace, and with 95 % confidence on bootstrap samples of it with 5 % noise on every step.
+    Durations are the hardware's roofline at the stated efficiency: check the winner on a machine.
+    """
+    from octavo.sim import plan as planning
+    from octavo.sim import workload as workloads
+
+    load = _trimmed(workloads.named(trace, seed=flags["seed"]), flags)
+    if flags["rate"]:
+        load = load.at_rate(flags["rate"])
+    specs, refused = _kinds(flags)
+    with _saying() as told:
+        planner = planning.Planner(
+            load, _slo(flags), target=flags["target"], seeds=flags["seeds"], told=told
+        )
+        found = planner.plan(specs, mixed=flags["mixed"])
+    found.impossible[:0] = refused
+    if flags["as_json"]:
+        click.echo(json.dumps(_plan_dict(found)))
+        return
+    click.echo(
+        f"{load.name}: {len(load)} requests at {load.rate:.2f}/s, {flags['model']}, "
+        f"{found.slo}, {found.target:.0%} of them\n"
+    )
+    if found.best is None:
+        click.secho("Nothing of this meets the objectives.", fg="red")
+    else:
+        print_table(*planning.table(found))
+        click.echo(
+            f"\nsure of: lower 95 % bound over {flags['seeds']} bootstrap samples of the trace. "
+            f"{found.simulations} simulations."
+        )
+    for name, why in found.impossible:
+        click.echo(f"{name}: {why}")
+
+
+def _kinds(flags: dict[str, Any]) -> tuple[list[Any], list[tuple[str, str]]]:
+    """(specs to try, (name, why not) of those that cannot be)."""
+    specs, refused = [], []
+    for device in devices(flags["hardware"], flags["price"]):
+        for tp in flags["tp"]:
+            for policy in flags["policy"]:
+                for budget in flags["max_batch_tokens"]:
+                    try:
+                        spec = _kind(device, int(tp), policy, int(budget), flags)
+                    except InvalidRequest as error:
+                        if (device.name, str(error)) not in refused:
+                            refused.append((device.name, str(error)))
+                        continue
+                    specs.append(spec)
+    return specs, refused
+
+
+def _kind(device: Device, tp: int, policy: str, budget: int, flags: dict[str, Any]) -> Any:
+    from octavo.sim.fleet import Spec
+    from octavo.sim.roofline import place
+
+    made = policies()[policy_name(policy)]
+    placed = place(model_config(flags["model"]), device, tp=tp, weights=flags["weights"])
+    if placed.price is None:
+        raise InvalidRequest(f"no price is known: give --price {device.name}=...", "price")
+    several = len(flags["policy"]) > 1
+    name = f"{placed.name} ({policy} {budget})" if several else f"{placed.name} ({budget})"
+    if len(flags["max_batch_tokens"]) == 1 and not several:
+        name = placed.name
+    capacity = placed.capacity(max_rows=flags["max_rows"], max_tokens=budget)
+    return Spec(name, capacity, placed.durations(), made, price=placed.price, kind=placed.name)
+
+
+def _plan_dict(found: Any) -> dict[str, Any]:
+    return {
+        "trace": found.load.name,
+        "rate": found.load.rate,
+        "target": found.target,
+        "simulations": found.simulations,
+        "impossible": found.impossible,
+        "fleets": [
+            {
+                "fleet": [{"kind": g.spec.name, "count": g.number} for g in c.groups],
+                "dollars_per_hour": c.price,
+                "attainment": c.shares,
+                "sure": c.sure,
+                "report": c.report.as_dict(),
+            }
+            for c in found.candidates
+        ],
+    }
+
+
+@contextlib.contextmanager
+def _saying() -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is being tried, on a terminal."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("planning") as status:
+        yield lambda name: status.update(f"simulating {name}")
+
+
+# ---- shared ----
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr once two seconds have passed, on a terminal."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    started, bar, task = time.monotonic(), None, None
+    try:
+
+        def told(done: int, total: int) -> None:
+            nonlocal bar, task
+            if bar is None and time.monotonic() - started > 2.0:
+                bar = Progress(*columns, console=Console(stderr=True), transient=True)
+                task = bar.add_task(what, total=total)
+                bar.start()
+            if bar is not None and task is not None:
+                bar.update(task, completed=done)
+
+        yield told
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def print_table(head: list[str], rows: list[list[str]], *, left: bool = False) -> None:
+    """Plain columns, the first to the left; they can be read, cut and grepped."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    for number, row in enumerate([head, *rows]):
+        cells = [
+            c.ljust(w) if left or i == 0 else c.rjust(w)
+            for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        click.secho("  ".join(cells).rstrip(), bold=number == 0)

@@ -1,0 +1,259 @@
+"""An executor that computes nothing: it says how long each batch takes, and chooses fixed tokens.
+
+Where durations come from is a function `Durations`: a roofline of the traced program, coefficients
+(fitted or given), a table of measured operators, or a recording. Time is virtual: whoever drives
+sets `now` before it pumps, and drains at `ready_at()`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from octavo.core.batch import Batch, RowResult, StepResult, Want
+from octavo.core.executor import Capacity
+from octavo.core.request import TokenLogprob
+from octavo.core.steptime import Coefficients, StepFeatures, StepModel
+from octavo.errors import EngineError
+from octavo.ops.cost import Hardware
+from octavo.ops.program import Instr, Program
+from octavo.ops.table import TABLE, RowShape, S, StepShape, Work
+
+Durations = Callable[[Batch], float]
+Rows = list[tuple[int, int, int]]
+
+TOKEN = 0  # what every sequence "says"; lengths are forced by max_tokens
+
+_SAMPLED = RowResult((TOKEN,))
+_NOTHING = RowResult()
+
+
+class SimulatedExecutor:
+    """Implements `octavo.core.executor.Executor` in virtual time.
+
+    seconds: the predicted duration of a batch. noise: standard deviation of a factor around 1 that
+    each duration is multiplied by, drawn from `seed`; durations stay positive.
+    """
+
+    def __init__(
+        self, capacity: Capacity, seconds: Durations, *, noise: float = 0.0, seed: int = 0
+    ) -> None:
+        self.capacity = capacity
+        self.now = 0.0
+        self.busy_seconds = 0.0
+        self._seconds = seconds
+        self._noise = noise
+        self._draw = random.Random(seed).gauss
+        self._free = 0.0
+        self._pending: list[tuple[Batch, float, float]] = []
+
+    def submit(self, batch: Batch) -> None:
+        """Take a batch at `now`; batches run one after another."""
+        if len(self._pending) >= self.capacity.depth:
+            raise EngineError("as many batches are outstanding as there may be")
+        seconds = self._seconds(batch)
+        if self._noise:
+            seconds *= max(0.05, self._draw(1.0, self._noise))
+        if not seconds >= 0.0:
+            raise EngineError(f"step {batch.step} was predicted to take {seconds} seconds")
+        started = max(self.now, self._free)
+        self._free = started + seconds
+        self.busy_seconds += seconds
+        self._pending.append((batch, started, self._free))
+
+    def ready_at(self) -> float | None:
+        return self._pending[0][2] if self._pending else None
+
+    def collect(self) -> StepResult:
+        if not self._pending:
+            raise EngineError("no batch is outstanding")
+        batch, started, finished = self._pending.pop(0)
+        rows = {row[0]: _result(row[4]) for row in batch.rows}
+        return StepResult(batch.step, rows, started, finished)
+
+
+def _result(wants: tuple[Want, ...]) -> RowResult:
+    if not wants:
+        return _NOTHING
+    spec = wants[0][1]
+    if spec is not None and len(wants) == 1 and spec[0].logprobs is None:
+        return _SAMPLED
+    sampled = [want.sample for want in wants if want.sample is not None]
+    scored = [want.target for want in wants if want.target is not None]
+    logprobs = tuple(TokenLogprob(TOKEN, 0.0) for s in sampled if s.params.logprobs is not None)
+    scores = tuple(TokenLogprob(target, 0.0) for target in scored)
+    return RowResult((TOKEN,) * len(sampled), logprobs, scores)
+
+
+class Fitted:
+    """A linear model's durations: coefficients that were fitted, or given.
+
+    `Coefficients` may come from a `StepModel` (`model.coefficients`), from a log, or from a paper.
+    """
+
+    def __init__(self, coefficients: Coefficients) -> None:
+        self.coefficients = coefficients
+
+    def __call__(self, batch: Batch) -> float:
+        return self.coefficients.seconds(StepFeatures.of(batch))
+
+
+class Learned:
+    """Durations that a `StepModel` predicts, and the host's gap between two steps."""
+
+    def __init__(self, model: StepModel) -> None:
+        self.model = model
+
+    def __call__(self, batch: Batch) -> float:
+        return self.model.predict(StepFeatures.of(batch)) + self.model.gap
+
+
+class Scaled:
+    """Durations of another model times a factor (one scale fitted on a few requests)."""
+
+    def __init__(self, seconds: Durations, factor: float) -> None:
+        self._seconds = seconds
+        self.factor = factor
+
+    def __call__(self, batch: Batch) -> float:
+        return self._seconds(batch) * self.factor
+
+
+# ---- the roofline of a traced program ----
+
+
+class _Term(NamedTuple):
+    """One kind of op, `repeats` times in the program. Each quantity is constant + per token T + per
+    output S; attention adds per visible pair and per position read under a `window`, of all rows or
+    of the `wanted` ones."""
+
+    repeats: int
+    flops: tuple[float, float, float]
+    bytes: tuple[float, float, float]
+    per_pair: float
+    per_span: float
+    window: int | None
+    wanted: bool
+    rate: float
+
+
+class Roofline:
+    """`octavo.ops.cost.cost` compiled: the same seconds, without a pass over the program.
+
+    The table's rules are linear in T and S, and attention's in pairs and positions, so a few
+    probes of each rule give its coefficients. What cannot be compiled so is an EngineError here,
+    not a wrong number later. extra: seconds by (T, S) that the program does not contain
+    (communication of tensor parallelism).
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        hardware: Hardware,
+        *,
+        kv_itemsize: int = 2,
+        extra: Callable[[int, int], float] | None = None,
+    ) -> None:
+        self.hardware = hardware
+        self._extra = extra
+        self._terms = list(_terms(program, hardware, kv_itemsize))
+        self._views = {(t.window, t.wanted) for t in self._terms if t.per_pair}
+
+    def __call__(self, batch: Batch) -> float:
+        return self.seconds((row[1], len(row[2]), len(row[4])) for row in batch.rows)
+
+    def seconds(self, rows: Iterable[tuple[int, int, int]]) -> float:
+        """Of a step of rows (start, tokens, wanted outputs)."""
+        shape = list(rows)
+        tokens = sum(row[1] for row in shape)
+        outputs = sum(row[2] for row in shape)
+        seen = {view: _seen(shape, *view) for view in self._views}
+        hardware, total = self.hardware, self.hardware.step_seconds
+        if self._extra is not None:
+            total += self._extra(tokens, outputs)
+        for count, flops, moved, per_pair, per_span, window, wanted, rate in self._terms:
+            work = _at(flops, tokens, outputs)
+            nbytes = _at(moved, tokens, outputs)
+            if per_pair:
+                pairs, span = seen[window, wanted]
+                work += per_pair * pairs
+                nbytes += per_span * span
+            longest = max(nbytes / hardware.bytes_per_s, work / rate)
+            total += count * (longest + hardware.op_seconds)
+        return total
+
+
+def _at(line: tuple[float, float, float], tokens: int, outputs: int) -> float:
+    """Constants are weights, which a step without such rows does not read."""
+    constant, per_token, per_output = line
+    rows = per_token * tokens + per_output * outputs
+    return constant + rows if rows else 0.0
+
+
+def _seen(rows: Rows, window: int | None, wanted: bool) -> tuple[int, int]:
+    """(visible pairs, positions read) of all rows, or of their wanted positions alone."""
+    pairs = span = 0
+    for start, n, outputs in rows:
+        if wanted and not outputs:
+            continue
+        if n == 1:
+            end = start + 1 if window is None else min(start + 1, window)
+            pairs += end
+            span += end
+        else:
+            row = RowShape(start, n, outputs)
+            row = row.wanted() if wanted else row
+            pairs += row.visible(window)
+            span += row.span(window)
+    return pairs, span
+
+
+def _terms(program: Program, hardware: Hardware, itemsize: int) -> Iterable[_Term]:
+    kinds: dict[object, list[Instr]] = {}
+    for instr in program.instrs:
+        call = program.call(instr)
+        weights = tuple(w and (w.kind, w.shape, w.row_bytes, w.rows) for w in call.weights)
+        attrs = tuple((n, v) for n, v in instr.attrs if n != "layer")
+        kinds.setdefault((instr.op, call.inputs, weights, attrs), []).append(instr)
+    for same in kinds.values():
+        yield _term(program, same[0], len(same), hardware, itemsize)
+
+
+def _term(program: Program, instr: Instr, count: int, hw: Hardware, itemsize: int) -> _Term:
+    call, rule = program.call(instr), TABLE[instr.op].work
+
+    def work(*rows: tuple[int, int, int]) -> Work:
+        return rule(call, StepShape(tuple(RowShape(*row) for row in rows), itemsize))
+
+    if instr.op == "attend":
+        window = dict(instr.attrs)["window"]
+        assert window is None or isinstance(window, int)
+        one, two = work((0, 1, 1)), work((0, 1, 1), (0, 1, 1))
+        wanted = call.inputs[0].rows == S
+        moved = two.activation_bytes - one.activation_bytes
+        line = (0.0, 0.0, moved) if wanted else (0.0, moved, 0.0)
+        nothing = (0.0, 0.0, 0.0)
+        term = _Term(
+            count, nothing, line, one.flops, one.kv_bytes, window, wanted, hw.attend_flops_per_s
+        )
+    else:
+        t1, t2, s2 = work((0, 1, 1)), work((0, 2, 1)), work((0, 2, 2))
+        lines = []
+        for a, b, c in ((t1.flops, t2.flops, s2.flops), (t1.bytes, t2.bytes, s2.bytes)):
+            per_token, per_output = b - a, c - b
+            lines.append((a - per_token - per_output, per_token, per_output))
+        term = _Term(count, lines[0], lines[1], 0.0, 0.0, None, False, hw.flops_per_s)
+    _check(term, work)
+    return term
+
+
+def _check(term: _Term, work: Callable[..., Work]) -> None:
+    """The compiled term must give what the rule gives, on a shape it was not made from."""
+    rows = [(300, 5, 1), (70, 1, 1), (0, 9, 0)]
+    pairs, span = _seen(rows, term.window, term.wanted)
+    truth = work(*rows)
+    flops = _at(term.flops, 15, 2) + term.per_pair * pairs
+    moved = _at(term.bytes, 15, 2) + term.per_span * span
+    if abs(flops - truth.flops) > 1e-6 * truth.flops + 1 or abs(moved - truth.bytes) > 1:
+        raise EngineError("a rule of the op table is not linear: it cannot be compiled")

@@ -1,0 +1,342 @@
+"""Replicas on an event heap: each is an engine with a simulated executor, and time is virtual.
+
+Events are ordered by (time, replica): a step that ends at the moment of an arrival ends first,
+and the same seed gives the same run. A router sees the replicas' public state without delay; what
+real routers suffer from stale state is not modelled.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, NamedTuple, Protocol
+
+from octavo.core.batch import Batch, Row
+from octavo.core.engine import Engine
+from octavo.core.executor import Capacity
+from octavo.core.policy import Policy
+from octavo.core.request import FinishReason, Request
+from octavo.core.scheduler import Scheduler
+from octavo.errors import InvalidRequest, Overloaded
+from octavo.sim.executor import Durations, SimulatedExecutor
+from octavo.sim.workload import Item, Workload
+
+UNBOUNDED = 1 << 40
+
+
+class Outcome(NamedTuple):
+    """What became of one request. Times in seconds from the start; None where they never came.
+
+    refused: why it was not served, "" if it was. replica: its index.
+    """
+
+    item: Item
+    replica: int
+    first_token: float | None
+    finished: float | None
+    num_output: int
+    num_cached: int = 0
+    num_preemptions: int = 0
+    refused: str = ""
+
+    @property
+    def ttft(self) -> float | None:
+        return None if self.first_token is None else self.first_token - self.item.at
+
+    @property
+    def tpot(self) -> float | None:
+        """(E2E - TTFT) / (tokens - 1), as vLLM's bench defines it; None below two tokens."""
+        if self.first_token is None or self.finished is None or self.num_output < 2:
+            return None
+        return (self.finished - self.first_token) / (self.num_output - 1)
+
+    @property
+    def e2e(self) -> float | None:
+        return None if self.finished is None else self.finished - self.item.at
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A simulated run: outcomes in the order of arrival, gaps between tokens, and totals.
+
+    seconds: from the first arrival to the last end. wall_seconds: what simulating took. counters:
+    the schedulers' own, summed. busy: seconds that each replica computed.
+    """
+
+    workload: Workload
+    outcomes: tuple[Outcome, ...]
+    gaps: array[float]
+    seconds: float
+    wall_seconds: float
+    counters: dict[str, float]
+    busy: tuple[float, ...]
+    names: tuple[str, ...]
+    price: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+class Spec(NamedTuple):
+    """How to build a replica: its sizes, its speed and its policy (made anew for each). kind: what
+    has to be bought, where several names differ in settings alone."""
+
+    name: str
+    capacity: Capacity
+    seconds: Durations
+    policy: Callable[[], Policy]
+    noise: float = 0.0
+    price: float | None = None
+    max_waiting: int = UNBOUNDED
+    kind: str = ""
+
+
+class Replica:
+    """One engine in virtual time."""
+
+    def __init__(self, spec: Spec, index: int, *, seed: int, prefix_caching: bool) -> None:
+        self.spec = spec
+        self.index = index
+        self.executor = SimulatedExecutor(
+            spec.capacity, spec.seconds, noise=spec.noise, seed=hash((seed, index))
+        )
+        self.scheduler = Scheduler(
+            spec.capacity,
+            spec.policy(),
+            max_waiting=spec.max_waiting,
+            prefix_caching=prefix_caching,
+        )
+        self.engine = Engine(self.executor, self.scheduler)
+        self.prompt_tokens = 0  # of requests that have no first token yet
+        self.requests = 0
+        self._waits: dict[str, int] = {}
+
+    def add(self, request: Request, now: float) -> None:
+        """Raises what `Engine.add` raises."""
+        self.executor.now = now
+        self.engine.add(request)
+        self._waits[request.id] = len(request.prompt)
+        self.prompt_tokens += len(request.prompt)
+        self.requests += 1
+
+    def started(self, request_id: str) -> None:
+        """Its first token is there."""
+        self.prompt_tokens -= self._waits.pop(request_id, 0)
+
+    def ended(self, request_id: str) -> None:
+        self.started(request_id)
+        self.requests -= 1
+
+
+class Router(Protocol):
+    """Chooses the replica of a request; sees all of them as they are."""
+
+    def choose(self, request: Request, replicas: list[Replica], now: float) -> int: ...
+
+
+class RoundRobin:
+    """Each in turn, whatever they do."""
+
+    def __init__(self) -> None:
+        self._next = -1
+
+    def choose(self, request: Request, replicas: list[Replica], now: float) -> int:
+        self._next = (self._next + 1) % len(replicas)
+        return self._next
+
+
+class LeastTokens:
+    """The fewest prompt tokens still to be computed, then the fewest requests."""
+
+    def choose(self, request: Request, replicas: list[Replica], now: float) -> int:
+        return min(replicas, key=lambda r: (r.prompt_tokens, r.requests, r.index)).index
+
+
+class PredictedCost:
+    """The replica where the first token is predicted soonest, given its speed and queue.
+
+    Waiting prompts and this one at the replica's own prefill rate, plus the running step; a tie is
+    broken by the time that running requests add to every token. Replicas may differ in hardware.
+    """
+
+    def __init__(self, prefill_rate: Callable[[Spec], float]) -> None:
+        self._rate = prefill_rate
+        self._rates: dict[int, float] = {}
+
+    def choose(self, request: Request, replicas: list[Replica], now: float) -> int:
+        return min(replicas, key=lambda r: (self._cost(request, r, now), r.index)).index
+
+    def _cost(self, request: Request, replica: Replica, now: float) -> float:
+        rate = self._rates.get(replica.index)
+        if rate is None:
+            rate = self._rates[replica.index] = self._rate(replica.spec)
+        left = max(0.0, (replica.executor.ready_at() or now) - now)
+        work = replica.prompt_tokens + len(request.prompt)
+        crowd = replica.requests / replica.spec.capacity.max_rows
+        return left + work / rate * (1.0 + crowd)
+
+
+def prefill_rate(spec: Spec) -> float:
+    """Prompt tokens a second of a replica, from how long a full step of one prompt takes."""
+    count = min(spec.capacity.max_tokens, spec.capacity.max_context)
+    row = Row(0, 0, array("i", bytes(4 * count)), array("i"), ())
+    return count / spec.seconds(Batch(0, (row,)))
+
+
+ROUTERS: dict[str, str] = {
+    "round-robin": "each in turn",
+    "least-tokens": "fewest prompt tokens waiting",
+    "predicted": "soonest predicted first token, by each replica's own speed",
+}
+
+
+class Fleet:
+    """Runs one workload over replicas. Build a new one for each run."""
+
+    def __init__(
+        self,
+        specs: Iterable[Spec],
+        router: Router | None = None,
+        *,
+        seed: int = 0,
+        prefix_caching: bool = True,
+        keep_gaps: bool = True,
+    ) -> None:
+        self.replicas = [
+            Replica(spec, i, seed=seed, prefix_caching=prefix_caching)
+            for i, spec in enumerate(specs)
+        ]
+        if not self.replicas:
+            raise InvalidRequest("a fleet has at least one replica")
+        self.router = router if router is not None else RoundRobin()
+        self._heap: list[tuple[float, int]] = []
+        self._outcomes: dict[str, Outcome] = {}
+        self._items: dict[str, tuple[Item, int]] = {}
+        self._last: dict[str, float] = {}
+        self._gaps = array("d")
+        self._keep_gaps = keep_gaps
+        self._hopeless: Callable[[Outcome], bool] = lambda _: False
+        self._lost = False
+        self._now = 0.0
+
+    def run(
+        self,
+        workload: Workload,
+        on: Callable[[Item], dict[str, Any]] = lambda _: {},
+        progress: Callable[[int, int], None] = lambda *_: None,
+        *,
+        hopeless: Callable[[Outcome], bool] = lambda _: False,
+    ) -> Run:
+        """Every request to its end. on: fields of each `Request` beside sizes (its SLO).
+        progress: told (ended or refused, all). hopeless: asked with each outcome; once it says yes
+        the rest is refused unserved, for who only wants to know whether a fleet is enough."""
+        self._hopeless = hopeless
+        started = time.perf_counter()
+        source = workload.requests(on)
+        upcoming = next(source, None)
+        heap, steps = self._heap, 0
+        while (upcoming is not None or heap) and not self._lost:
+            if upcoming is not None and (not heap or upcoming[0].at < heap[0][0]):
+                self._now = upcoming[0].at
+                self._arrive(*upcoming)
+                upcoming = next(source, None)
+                continue
+            self._now, index = heappop(heap)
+            self._step(self.replicas[index])
+            steps += 1
+            if steps & 4095 == 0:
+                progress(len(self._outcomes), len(workload))
+        if self._lost:
+            for item in workload.items:
+                left = Outcome(item, 0, None, None, 0, refused="given up")
+                self._outcomes.setdefault(item.id, left)
+        progress(len(self._outcomes), len(workload))
+        return self._result(workload, time.perf_counter() - started)
+
+    def _arrive(self, item: Item, request: Request) -> None:
+        replica = self.replicas[self.router.choose(request, self.replicas, self._now)]
+        try:
+            replica.add(request, self._now)
+        except (Overloaded, InvalidRequest) as error:
+            why = str(error)
+            self._end(Outcome(item, replica.index, None, None, 0, refused=why))
+            return
+        self._items[item.id] = (item, replica.index)
+        if replica.engine.num_outstanding < replica.spec.capacity.depth:
+            self._pump(replica)
+
+    def _step(self, replica: Replica) -> None:
+        now, last = self._now, self._last
+        replica.executor.now = now
+        for event in replica.engine.drain(now):
+            if event.tokens:
+                name = event.request_id
+                before = last.get(name)
+                last[name] = now
+                if before is None:
+                    replica.started(name)
+                elif self._keep_gaps:
+                    self._gaps.append(now - before)
+        if replica.scheduler.stats.timings:
+            self._ended(replica)
+        if replica.engine.num_outstanding:
+            self._await(replica)
+        self._pump(replica)
+
+    def _pump(self, replica: Replica) -> None:
+        """Let it begin what it can; while it computes it has one entry in the heap."""
+        engine, executor = replica.engine, replica.executor
+        idle = not engine.num_outstanding
+        executor.now = self._now
+        engine.pump(self._now)
+        if idle:
+            self._await(replica)
+
+    def _await(self, replica: Replica) -> None:
+        ready = replica.executor.ready_at()
+        if ready is not None:
+            heappush(self._heap, (ready, replica.index))
+
+    def _ended(self, replica: Replica) -> None:
+        for timing in replica.scheduler.stats.take_timings():
+            name = timing.request_id
+            item, index = self._items.pop(name)
+            self._last.pop(name, None)
+            replica.ended(name)
+            refused = "" if timing.finish is FinishReason.LENGTH else str(timing.finish)
+            self._end(
+                Outcome(
+                    item, index, timing.first_token, timing.finished, timing.num_output,
+                    timing.num_cached, timing.num_preemptions, refused,
+                )
+            )  # fmt: skip
+
+    def _end(self, outcome: Outcome) -> None:
+        self._outcomes[outcome.item.id] = outcome
+        if self._hopeless(outcome):
+            self._lost = True
+
+    def _result(self, workload: Workload, wall: float) -> Run:
+        counters: dict[str, float] = {}
+        for replica in self.replicas:
+            for name, value in replica.engine.snapshot().items():
+                counters[name] = counters.get(name, 0.0) + value
+        missing = [item.id for item in workload.items if item.id not in self._outcomes]
+        if missing:
+            raise InvalidRequest(f"{len(missing)} requests never ended, {missing[0]} among them")
+        outcomes = tuple(self._outcomes[item.id] for item in workload.items)
+        start = workload.items[0].at
+        prices = [r.spec.price for r in self.replicas]
+        known = [price for price in prices if price is not None]
+        return Run(
+            workload=workload,
+            outcomes=outcomes,
+            gaps=self._gaps,
+            seconds=max(self._now - start, workload.seconds),
+            wall_seconds=wall,
+            counters=counters,
+            busy=tuple(r.executor.busy_seconds for r in self.replicas),
+            names=tuple(r.spec.name for r in self.replicas),
+            price=sum(known) if len(known) == len(prices) else None,
+        )

@@ -1,0 +1,397 @@
+"""A real run written down as it happens, and run again: does the scheduler decide the same?
+
+`Recorder` stands around an `Engine` and writes a line of JSON for every call that reaches it and
+every step that comes back. `replay` makes the same calls, with the recorded times and tokens, on a
+new scheduler, and compares every batch with the recorded one, row by row. A recording is also a
+trace (`octavo.sim.workload.read`) and a log of steps to fit durations to (`steps`).
+
+It holds prompts as token ids: treat the file as what people wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.core.batch import Batch, Row, RowResult, StepResult
+from octavo.core.blocks import block_hashes
+from octavo.core.engine import Engine
+from octavo.core.executor import Capacity, Executor
+from octavo.core.policy import Policy
+from octavo.core.request import (
+    Event,
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+)
+from octavo.core.scheduler import Scheduler
+from octavo.core.steptime import StepFeatures, StepModel
+from octavo.errors import BadFile, OctavoError
+from octavo.sim.workload import Item, Workload
+
+Line = dict[str, Any]
+VERSION = 1
+
+
+class Recorder(Engine):
+    """The engine of `engine`'s parts, which tells `write` everything; use it in its place.
+
+    Requests with a grammar or stop strings are recorded by what their watcher decided.
+    """
+
+    def __init__(self, engine: Engine, write: Callable[[str], object]) -> None:
+        self._write = write
+        super().__init__(_Overheard(engine.executor, self.say), engine.scheduler)
+        capacity, scheduler = self.executor.capacity, self.scheduler
+        self.say(
+            "head",
+            version=VERSION,
+            policy=scheduler.policy.name,
+            max_waiting=scheduler.max_waiting,
+            prefix_caching=scheduler.blocks.prefix_caching,
+            capacity={name: getattr(capacity, name) for name in Capacity.__slots__},
+        )
+
+    def say(self, kind: str, **fields: Any) -> None:
+        """Write one line."""
+        self._write(json.dumps({"kind": kind, **fields}, separators=(",", ":")) + "\n")
+
+    def add(self, request: Request) -> None:
+        params = request.params
+        fields = {
+            "request_id": request.id,
+            "arrival_s": request.arrival,
+            "prompt": list(request.prompt),
+            "n": params.n,
+            "max_tokens": params.max_tokens,
+            "min_tokens": params.min_tokens,
+            "prompt_logprobs": params.prompt_logprobs,
+            "seed": request.seed,
+            "stop_ids": sorted(request.stop_ids),
+            "priority": request.priority,
+            "tenant": request.tenant,
+            "namespace": request.namespace.hex(),
+        }
+        try:
+            super().add(request)
+        except OctavoError as error:
+            self.say("refused", error=type(error).__name__, **fields)
+            raise
+        self.say("add", **fields)
+
+    def abort(self, request_id: str, now: float) -> list[Event]:
+        self.say("abort", request_id=request_id, now=now)
+        return super().abort(request_id, now)
+
+    def pump(self, now: float) -> bool:
+        self.say("pump", now=now)
+        return super().pump(now)
+
+    def drain(self, now: float) -> list[Event]:
+        events = super().drain(now)
+        ended = [[e.request_id, e.choice, list(e.tokens), e.finish]
+                 for e in events if e.finish is not None]  # fmt: skip
+        self.say("drain", now=now, ended=ended)
+        return events
+
+
+class _Overheard:
+    """An executor of which every step is told."""
+
+    def __init__(self, executor: Executor, say: Callable[..., None]) -> None:
+        self._executor = executor
+        self._say = say
+        self._batches: list[Batch] = []
+
+    @property
+    def capacity(self) -> Capacity:
+        return self._executor.capacity
+
+    def submit(self, batch: Batch) -> None:
+        self._executor.submit(batch)
+        self._batches.append(batch)
+
+    def collect(self) -> StepResult:
+        result = self._executor.collect()
+        batch = self._batches.pop(0)
+        self._say(
+            "step",
+            step=batch.step,
+            started=result.started,
+            finished=result.finished,
+            features=list(StepFeatures.of(batch)),
+            rows=[_plan(row) for row in batch.rows],
+            results=[
+                [seq_id, list(r.tokens), [s.token for s in r.scores], r.error]
+                for seq_id, r in result.rows.items()
+            ],
+        )
+        return result
+
+    def ready_at(self) -> float | None:
+        return self._executor.ready_at()
+
+
+def _plan(row: Row) -> list[Any]:
+    """What was decided about a row: all that crosses to the executor but the sampler's numbers."""
+    wants = [[w.position, w.sample is not None, w.target] for w in row.outputs]
+    return [row.seq_id, row.start, list(row.tokens), list(row.block_table), wants]
+
+
+# ---- reading ----
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The lines of a run, its capacity and policy."""
+
+    path: Path
+    head: Line
+    lines: tuple[Line, ...]
+
+    @property
+    def capacity(self) -> Capacity:
+        return Capacity(**self.head["capacity"])
+
+    def of(self, kind: str) -> Iterator[Line]:
+        return (line for line in self.lines if line["kind"] == kind)
+
+    def steps(self) -> list[tuple[StepFeatures, float]]:
+        """(shape, seconds) of every step: what a `StepModel` learns from."""
+        return [(StepFeatures(*s["features"]), s["finished"] - s["started"])
+                for s in self.of("step")]  # fmt: skip
+
+
+def open_recording(path: str | Path) -> Recording:
+    """Raises BadFile, naming the line."""
+    path = Path(path)
+    lines: list[Line] = []
+    try:
+        with path.open() as file:
+            for number, text in enumerate(file, 1):
+                try:
+                    line = json.loads(text)
+                    line["kind"]
+                except (ValueError, TypeError, KeyError) as error:
+                    raise BadFile(f"{path}, line {number}: no line of a recording") from error
+                lines.append(line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadFile(f"{path}: {error}") from error
+    if not lines or lines[0]["kind"] != "head" or lines[0].get("version") != VERSION:
+        raise BadFile(f"{path}: not a recording of version {VERSION}")
+    return Recording(path, lines[0], tuple(lines[1:]))
+
+
+# ---- running again ----
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """How far a replay went the same way. differs: the first difference in words, "" if none."""
+
+    steps: int
+    same: int
+    rows: int
+    differs: str = ""
+
+    @property
+    def identical(self) -> bool:
+        return not self.differs and self.same == self.steps
+
+
+class _Told:
+    """An executor that answers what was recorded, and keeps the batch to be compared."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity = capacity
+        self.batches: list[Batch] = []
+        self.answers: dict[int, Line] = {}
+
+    def submit(self, batch: Batch) -> None:
+        self.batches.append(batch)
+
+    def collect(self) -> StepResult:
+        batch = self.batches.pop(0)
+        line = self.answers[batch.step]
+        rows = {
+            seq_id: RowResult(
+                tuple(tokens),
+                tuple(TokenLogprob(t, 0.0) for t in tokens),
+                tuple(TokenLogprob(t, 0.0) for t in scores),
+                error,
+            )
+            for seq_id, tokens, scores, error in line["results"]
+        }
+        return StepResult(batch.step, rows, line["started"], line["finished"])
+
+    def ready_at(self) -> float | None:
+        return None
+
+
+class _Scripted:
+    """A watcher that stops where the recorded sequence stopped, and why."""
+
+    def __init__(self, most: int, reason: FinishReason) -> None:
+        self._left = most
+        self._reason = reason
+
+    def advance(self, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+        self._left -= len(tokens)
+        return len(tokens), self._reason if self._left <= 0 else None
+
+    def mask(self, position: int) -> bytes | None:
+        return None
+
+
+def replay(recording: Recording, policy: Callable[[], Policy]) -> Parity:
+    """Make the recorded calls again and compare each step's plan with the recorded one."""
+    told = _Told(recording.capacity)
+    told.answers = {line["step"]: line for line in recording.of("step")}
+    scheduler = Scheduler(
+        recording.capacity,
+        policy(),
+        max_waiting=recording.head["max_waiting"],
+        prefix_caching=recording.head["prefix_caching"],
+    )
+    engine = Engine(told, scheduler)
+    stops = _stops(recording)
+    same = rows = 0
+    total = len(told.answers)
+    for line in recording.lines:
+        kind = line["kind"]
+        if kind == "add":
+            engine.add(_request(line, stops))
+        elif kind == "abort":
+            engine.abort(line["request_id"], line["now"])
+        elif kind == "pump":
+            engine.pump(line["now"])
+        elif kind == "drain":
+            wrong = _compare(told)
+            if wrong:
+                return Parity(total, same, rows, wrong)
+            if told.batches:
+                same += 1
+                rows += len(told.batches[0].rows)
+            engine.drain(line["now"])
+    return Parity(total, same, rows)
+
+
+def _compare(told: _Told) -> str:
+    """What is different about the oldest outstanding batch, in words."""
+    if not told.batches:
+        return ""
+    batch = told.batches[0]
+    line = told.answers.get(batch.step)
+    if line is None:
+        return f"step {batch.step} was not in the recorded run"
+    mine, theirs = [_plan(row) for row in batch.rows], line["rows"]
+    for a, b in zip(mine, theirs, strict=False):
+        if a != b:
+            names = ("sequence", "start", "tokens", "blocks", "outputs")
+            what = next(n for n, x, y in zip(names, a, b, strict=True) if x != y)
+            return f"step {batch.step}, sequence {b[0]}: {what} differ"
+    if len(mine) != len(theirs):
+        return f"step {batch.step} has {len(mine)} rows, {len(theirs)} were recorded"
+    return ""
+
+
+Stop = tuple[int, FinishReason] | None
+
+
+def _stops(recording: Recording) -> dict[str, list[Stop]]:
+    """For each choice that neither a stop id nor its length ended, where its watcher did."""
+    made, requests = _made(recording), {line["request_id"]: line for line in recording.of("add")}
+    found: dict[str, list[Stop]] = {}
+    for line in recording.of("drain"):
+        for request_id, choice, tokens, finish in line["ended"]:
+            own, reason = requests[request_id], FinishReason(finish)
+            by_id = bool(tokens) and tokens[-1] in own["stop_ids"]
+            if reason in (FinishReason.STOP, FinishReason.TOOL_CALLS) and not by_id:
+                stops = found.setdefault(request_id, [None] * own["n"])
+                stops[choice] = (made[request_id, choice], reason)
+    return found
+
+
+def _made(recording: Recording) -> Counter[tuple[str, int]]:
+    """Tokens that each choice was given. Sequences are numbered as they arrive, n at a time."""
+    owners = [
+        (line["request_id"], choice) for line in recording.of("add") for choice in range(line["n"])
+    ]
+    made: Counter[tuple[str, int]] = Counter()
+    for line in recording.of("step"):
+        for seq_id, tokens, _, _ in line["results"]:
+            made[owners[seq_id]] += len(tokens)
+    return made
+
+
+def _request(line: Line, stops: dict[str, list[Stop]]) -> Request:
+    params = SamplingParams(
+        max_tokens=line["max_tokens"],
+        min_tokens=line["min_tokens"],
+        prompt_logprobs=line["prompt_logprobs"],
+        n=line["n"],
+    )
+    choices = iter(stops.get(line["request_id"], ()))
+
+    def watcher() -> _Scripted:
+        stop = next(choices)
+        return _Scripted(*stop) if stop is not None else _Scripted(1 << 62, FinishReason.STOP)
+
+    return Request(
+        id=line["request_id"],
+        prompt=array("i", line["prompt"]),
+        params=params,
+        arrival=line["arrival_s"],
+        seed=line["seed"],
+        stop_ids=frozenset(line["stop_ids"]),
+        priority=line["priority"],
+        tenant=line["tenant"],
+        namespace=bytes.fromhex(line["namespace"]),
+        watcher=watcher if line["request_id"] in stops else None,
+        speculation=False,
+    )
+
+
+# ---- using it elsewhere ----
+
+
+def workload(recording: Recording) -> Workload:
+    """The recorded requests as a trace: arrivals, sizes, and who shares which prefix blocks.
+
+    Each choice of a request is one item; its output is what it was given.
+    """
+    made, size = _made(recording), recording.capacity.block_size
+    numbers: dict[bytes, int] = {}
+    items = []
+    for line in recording.of("add"):
+        prompt = array("i", line["prompt"])
+        hashes = block_hashes(bytes.fromhex(line["namespace"]), prompt, size)
+        own = [numbers.setdefault(h, len(numbers)) for h in hashes]
+        tail = [numbers.setdefault(line["request_id"].encode(), len(numbers))]
+        for choice in range(line["n"]):
+            name = line["request_id"] if line["n"] == 1 else f"{line['request_id']}.{choice}"
+            count = made[line["request_id"], choice]
+            items.append(
+                Item(name, line["arrival_s"], len(prompt), max(1, count), line["tenant"],
+                     line["priority"], tuple(own + tail))
+            )  # fmt: skip
+    if not items:
+        raise BadFile(f"{recording.path}: no request in it")
+    items.sort(key=lambda item: item.at)
+    start = items[0].at
+    moved = tuple(item._replace(at=item.at - start) for item in items)
+    return Workload(recording.path.stem, moved, block_tokens=size, source=recording.path.name)
+
+
+def model_of(recording: Recording) -> StepModel:
+    """A step-time model that has seen every recorded step, in order."""
+    model = StepModel()
+    for features, seconds in recording.steps():
+        model.observe(features, seconds)
+    return model

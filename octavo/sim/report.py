@@ -1,0 +1,306 @@
+"""What a run was worth, in the field's definitions.
+
+TTFT: first token - arrival. TPOT: (E2E - TTFT) / (tokens - 1); below two tokens it is left out of
+the distribution and counts as met (vLLM's bench). ITL: every gap between two tokens of a request,
+pooled. Percentiles interpolate linearly. Goodput: requests that meet all objectives, a second, over
+the whole duration with drain; refused and failed ones are never good. Attainment: good over all
+sent. Beside it stands the share of good ones among those that were let in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from octavo.errors import InvalidRequest
+from octavo.sim.fleet import Outcome, Run
+
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Objectives in seconds; None is no objective."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+
+    def met(self, outcome: Outcome) -> bool:
+        if outcome.refused or outcome.finished is None:
+            return False
+        ttft, tpot, e2e = outcome.ttft, outcome.tpot, outcome.e2e
+        if self.ttft is not None and (ttft is None or ttft > self.ttft):
+            return False
+        if self.tpot is not None and tpot is not None and tpot > self.tpot:
+            return False
+        return self.e2e is None or (e2e is not None and e2e <= self.e2e)
+
+    def __str__(self) -> str:
+        named = (("TTFT", self.ttft), ("TPOT", self.tpot), ("E2E", self.e2e))
+        parts = [f"{name} {1e3 * v:g} ms" for name, v in named if v is not None]
+        return ", ".join(parts) or "none"
+
+
+class Spread(NamedTuple):
+    """A distribution in the numbers that the field reports; NaN where nothing was measured."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    most: float
+    number: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        array = values if isinstance(values, np.ndarray) else np.fromiter(values, float)
+        if not len(array):
+            return cls(math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, 0)
+        p50, p90, p95, p99 = (float(v) for v in np.percentile(array, PERCENTILES))
+        return cls(float(array.mean()), p50, p90, p95, p99, float(array.max()), len(array))
+
+    def as_dict(self) -> dict[str, float | None]:
+        return {n: None if math.isnan(v) else v for n, v in self._asdict().items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One run in numbers. Times in seconds, rates per second.
+
+    seconds: first arrival to last end. attainment: of all sent. kept: good among those let in.
+    hit_rate: prompt tokens that the prefix cache had. preemptions: per request.
+    """
+
+    name: str
+    slo: Slo
+    sent: int
+    refused: int
+    good: int
+    seconds: float
+    offered: float
+    throughput: float
+    output_tokens_per_s: float
+    ttft: Spread
+    tpot: Spread
+    itl: Spread
+    e2e: Spread
+    hit_rate: float
+    preemptions: float
+    utilisation: float
+    speedup: float
+    dollars_per_million: float | None
+    counters: dict[str, float]
+
+    @property
+    def goodput(self) -> float:
+        return self.good / self.seconds if self.seconds else 0.0
+
+    @property
+    def attainment(self) -> float:
+        return self.good / self.sent if self.sent else 0.0
+
+    @property
+    def kept(self) -> float:
+        admitted = self.sent - self.refused
+        return self.good / admitted if admitted else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines: all of it, NaN as null."""
+        slo = {"ttft_s": self.slo.ttft, "tpot_s": self.slo.tpot, "e2e_s": self.slo.e2e}
+        plain = {
+            name: getattr(self, name)
+            for name in (
+                "name", "sent", "refused", "good", "seconds", "offered", "throughput",
+                "output_tokens_per_s", "goodput", "attainment", "kept", "hit_rate", "preemptions",
+                "utilisation", "speedup", "dollars_per_million", "counters",
+            )
+        }  # fmt: skip
+        spreads = {f"{n}_s": getattr(self, n).as_dict() for n in ("ttft", "tpot", "itl", "e2e")}
+        return {**plain, "slo": slo, **spreads}
+
+
+def report(run: Run, slo: Slo = Slo(), name: str = "", warmup: float = 0.0) -> Report:
+    """Numbers of a run. warmup: leave out the requests that arrive in so many first seconds."""
+    kept = [o for o in run.outcomes if o.item.at >= warmup]
+    if not kept:
+        raise InvalidRequest(f"no request arrives after a warm-up of {warmup:g} s")
+    seconds = max(run.seconds - warmup, 1e-9)
+    served = [o for o in kept if not o.refused and o.finished is not None]
+    tokens = sum(o.num_output for o in served)
+    prompt = sum(o.item.prompt for o in served)
+    cost = None
+    if run.price is not None and tokens:
+        cost = run.price * run.seconds / 3600.0 / tokens * 1e6
+    return Report(
+        name=name or run.workload.name,
+        slo=slo,
+        sent=len(kept),
+        refused=sum(1 for o in kept if o.refused),
+        good=sum(map(slo.met, kept)),
+        seconds=seconds,
+        offered=run.workload.rate,
+        throughput=len(served) / seconds,
+        output_tokens_per_s=tokens / seconds,
+        ttft=Spread.of(t for o in served if (t := o.ttft) is not None),
+        tpot=Spread.of(t for o in served if (t := o.tpot) is not None),
+        itl=Spread.of(np.frombuffer(run.gaps, float) if len(run.gaps) else []),
+        e2e=Spread.of(t for o in served if (t := o.e2e) is not None),
+        hit_rate=sum(o.num_cached for o in served) / prompt if prompt else 0.0,
+        preemptions=run.counters.get("preemptions", 0.0) / len(kept),
+        utilisation=sum(run.busy) / (len(run.busy) * run.seconds) if run.seconds else 0.0,
+        speedup=run.seconds / run.wall_seconds if run.wall_seconds else math.inf,
+        dollars_per_million=cost,
+        counters=dict(run.counters),
+    )
+
+
+def times_table(one: Report) -> tuple[list[str], list[list[str]]]:
+    """(head, rows) of a run's distributions, in milliseconds."""
+    head = ["ms", "mean", "P50", "P90", "P95", "P99", "max"]
+    rows = []
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        spread: Spread = getattr(one, name)
+        rows.append([name.upper(), *(_ms(v) for v in spread[:6])])
+    return head, rows
+
+
+def facts(one: Report) -> list[tuple[str, str]]:
+    """A run's totals as (name, value) lines."""
+    lines = [
+        ("requests", f"{one.sent} sent at {one.offered:.2f}/s, {one.refused} refused"),
+        ("time", f"{one.seconds:.1f} s simulated, {one.speedup:.0f}x real time"),
+        ("throughput", f"{one.throughput:.2f} req/s, {one.output_tokens_per_s:.0f} tok/s written"),
+        ("busy", f"{one.utilisation:.0%} of the time"),
+        ("prefix cache", f"{one.hit_rate:.1%} of prompt tokens"),
+        ("preemptions", f"{one.preemptions:.3f} a request"),
+    ]
+    if str(one.slo) != "none":
+        lines += [
+            ("objective", str(one.slo)),
+            ("goodput", f"{one.goodput:.2f} req/s"),
+            ("attainment", f"{one.attainment:.1%} of all sent, {one.kept:.1%} of those let in"),
+        ]
+    if one.dollars_per_million is not None:
+        lines.append(("cost", f"${one.dollars_per_million:.2f} for a million written tokens"))
+    return lines
+
+
+def compare_table(reports: Sequence[Report]) -> tuple[list[str], list[list[str]]]:
+    """(head, rows): one run a row, for what is compared most often."""
+    head = ["run", "req/s", "goodput", "attained", "of let in", "refused", "TTFT P50", "TTFT P99",
+            "TPOT P50", "TPOT P99", "tok/s"]  # fmt: skip
+    rows = [
+        [
+            r.name, f"{r.offered:.2f}", f"{r.goodput:.2f}", f"{r.attainment:.1%}", f"{r.kept:.1%}",
+            str(r.refused), _ms(r.ttft.p50), _ms(r.ttft.p99), _ms(r.tpot.p50), _ms(r.tpot.p99),
+            f"{r.output_tokens_per_s:.0f}",
+        ]
+        for r in reports
+    ]  # fmt: skip
+    return head, rows
+
+
+def _ms(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "-"
+    ms = 1e3 * seconds
+    return f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
+
+
+# ---- pictures ----
+
+
+def pyplot() -> Any:
+    """matplotlib without a screen. Raises InvalidRequest saying how to get it."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise InvalidRequest("plots need matplotlib: pip install 'octavo[bench]'", "plot") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+INK, MUTED, GRID = "#1b1f24", "#5b6570", "#e3e7eb"
+COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#8a8783",
+           "#b59a00", "#7a4b2a", "#2f3e9e", "#12a594")  # fmt: skip
+
+
+def tidy(axes: Any, title: str, x: str, y: str) -> None:
+    """The house's look: few lines, grey grid, title on the left."""
+    axes.set_title(title, loc="left", fontsize=10.5, color=INK, pad=8)
+    axes.set_xlabel(x, color=MUTED, fontsize=9)
+    axes.set_ylabel(y, color=MUTED, fontsize=9)
+    axes.grid(True, color=GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=MUTED, labelsize=8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(GRID)
+
+
+def plain_log(axis: Any) -> None:
+    """A logarithmic axis with numbers that people write."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    low, high = axis.get_view_interval()
+    steps = (1.0, 2.0, 5.0) if high < 300 * max(low, 1e-12) else (1.0,)
+    axis.set_major_locator(LogLocator(10, steps, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+
+
+def plot(runs: Sequence[tuple[Run, Report]], path: str | Path) -> None:
+    """Distributions of TTFT and TPOT with their objectives, and requests in the system over time,
+    for one run or several."""
+    plt = pyplot()
+    figure, grid = plt.subplots(1, 3, figsize=(13, 3.9), constrained_layout=True)
+    for colour, (run, one) in zip(COLOURS * 9, runs, strict=False):
+        for axes, name in zip(grid, ("ttft", "tpot"), strict=False):
+            values = sorted(v for o in run.outcomes if (v := getattr(o, name)) is not None)
+            if values:
+                share = np.arange(1, len(values) + 1) / len(run.outcomes)
+                axes.plot(np.array(values) * 1e3, share, color=colour, lw=1.6, label=one.name)
+        times, inside = _inside(run.outcomes)
+        grid[2].plot(times, inside, color=colour, lw=1.3, label=one.name)
+    slo = runs[0][1].slo
+    titles = ("Time to first token", "Time per output token")
+    for axes, title, limit in zip(grid, titles, (slo.ttft, slo.tpot), strict=False):
+        tidy(axes, title, "ms", "share of all sent")
+        axes.set_xscale("log")
+        plain_log(axes.xaxis)
+        axes.set_ylim(0, 1.02)
+        if limit is not None:
+            axes.axvline(limit * 1e3, color=INK, lw=0.9, ls=(0, (4, 3)))
+            axes.text(limit * 1e3, 1.03, "objective", fontsize=8, color=INK, ha="center")
+    tidy(grid[2], "Requests in the system", "seconds", "requests")
+    grid[2].set_ylim(bottom=0)
+    if len(runs) > 1:
+        grid[0].legend(fontsize=8, frameon=False, loc="upper left")
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+
+
+def _inside(outcomes: Iterable[Outcome]) -> tuple[list[float], list[int]]:
+    """How many requests had arrived and not ended, over time."""
+    moves = sorted(
+        move
+        for o in outcomes
+        if o.finished is not None
+        for move in ((o.item.at, 1), (o.finished, -1))
+    )
+    times, counts, now = [], [], 0
+    for at, step in moves:
+        now += step
+        times.append(at)
+        counts.append(now)
+    return times, counts
