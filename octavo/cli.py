@@ -1,4 +1,4 @@
-"""The command line: run, chat, serve, pull, bench, doctor.
+"""The command line: run, chat, serve, pull, bench, lab, doctor.
 
 Flags come from the fields of `octavo.config`; what a command needs is imported when it runs, so
 that `--help` answers at once. Errors that Octavo raises on purpose are one line and exit code 1.
@@ -29,6 +29,7 @@ from octavo.config import (
     take,
 )
 from octavo.errors import OctavoError
+from octavo.lab.commands import lab
 from octavo.terminal import assembled as _assemble
 from octavo.terminal import loaded as _load
 from octavo.terminal import note as _note
@@ -47,6 +48,7 @@ Examples:
   octavo chat --system "You are a pirate"
   octavo serve --port 8000 --kv-memory 1GiB
   octavo bench offline --concurrency 1,16
+  octavo lab flash
   octavo doctor
 """
 
@@ -520,6 +522,7 @@ def _list_models(models: list[tuple[NamedModel, Any]], as_json: bool) -> None:
 # ---- bench and doctor ----
 
 cli.add_command(bench)
+cli.add_command(lab)
 
 
 @cli.command(

@@ -58,6 +58,9 @@ def test_help_teaches() -> None:
         ["bench", "offline"],
         ["bench", "kernels"],
         ["bench", "step"],
+        ["bench", "scaling"],
+        ["lab"],
+        ["lab", "flash"],
     ):
         result = call(*words, "--help")
         assert result.exit_code == 0

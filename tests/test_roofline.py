@@ -1,4 +1,4 @@
-"""`octavo bench kernels` and `octavo bench step`: their arithmetic, against closed forms."""
+"""`octavo bench kernels`, `step`, `scaling` and `octavo lab phases`: their arithmetic."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from click.testing import CliRunner
 
 from octavo import cli, plots
 from octavo.assembly import Assembly, Parts, put_together
-from octavo.benchmark import kernels, picture, roofline, step
+from octavo.benchmark import kernels, picture, roofline, scaling, step
 from octavo.benchmark.kernels import Case
 from octavo.ceilings import hardware
 from octavo.config import EngineConfig
 from octavo.errors import InvalidRequest
+from octavo.lab import phases
 from octavo.ops.cost import cost
 from octavo.ops.table import RowShape, StepShape
 from tests.ops.configs import SMOLLM2
@@ -103,6 +104,54 @@ def test_what_does_not_fit_says_why(assembly, case, said):
         kernels.measure(assembly, kernels.Plan((999,), (1,), (9999,)), BOX)
 
 
+def test_a_cliff_is_growth_beyond_the_model_s():
+    def at(x, seconds, predicted_s):
+        return {"at": x, "seconds": seconds, "predicted_s": predicted_s}
+
+    points = [at(1, 1.0, 0.5), at(2, 1.2, 0.6), at(4, 2.7, 0.9), at(8, 4.0, 1.6)]
+    assert scaling.cliffs(points) == [
+        {"from": 2, "to": 4, "grew": pytest.approx(2.25), "should": pytest.approx(1.5)}
+    ]
+
+
+def test_scaling_is_measured_beside_the_cost_model(assembly, tmp_path):
+    plan = scaling.Plan((1, 8), (64, 9999), (1, 2), mid=64, seconds=0.0)
+    report = scaling.measure(assembly, plan, BOX)
+    assert [p["at"] for p in report["sweeps"]["tokens"]] == [1, 8]
+    assert report["left_out"] == [
+        {"sweep": "context", "at": 9999, "why": "10000 tokens are beyond the context of 2048"}
+    ]
+    first = report["sweeps"]["batch"][0]
+    machine = dataclasses.replace(hardware(BOX, assembly.program, "int8"), op_seconds=60e-9)
+    whole = cost(assembly.program, StepShape((RowShape(64, 1),)), machine)
+    assert first["predicted_s"] == pytest.approx(whole.seconds)
+    assert first["fraction"] == pytest.approx(whole.seconds / first["seconds"])
+    pytest.importorskip("matplotlib")
+    scaling.draw(report, tmp_path / "scaling.png")
+    assert (tmp_path / "scaling.png").stat().st_size > 10_000
+    json.dumps(report)
+
+
+def test_phases_adds_up_whole_steps(assembly, tmp_path):
+    plan = phases.Plan((8,), (1, 3, 999), context=64, seconds=0.0)
+    values = phases.measure(assembly, plan, BOX)
+    assert [(p["phase"], p["rows"]) for p in values["points"]] == [
+        ("prefill", 8), ("decode", 1), ("decode", 3),
+    ]  # fmt: skip
+    shape = StepShape((RowShape(64, 1),) * 3)
+    asked = roofline.demands(assembly.program, shape, BOX, "int8")
+    last = values["points"][-1]
+    assert last["bytes"] == sum(d.bytes for d in asked)
+    assert last["least_s"] == sum(d.least_s for d in asked)
+    assert last["intensity"] * last["bytes"] == pytest.approx(last["operations"])
+    found = phases.finding(values)
+    assert len(found.sheets[0].rows) == 3
+    assert "ridge of this machine is at 13 operations a byte" in found.says[0]
+    pytest.importorskip("matplotlib")
+    found.draw(str(tmp_path / "phases.png"))
+    assert (tmp_path / "phases.png").stat().st_size > 10_000
+
+
 def test_the_parts_of_a_step_add_up_to_its_wall_time(assembly):
     report = step.measure(assembly, step.Plan(40, 6, (1, 3)), BOX)
     assert [(c["phase"], c["concurrency"]) for c in report["cases"]] == [
@@ -154,17 +203,19 @@ def test_a_plot_is_drawn_or_says_what_is_missing(assembly, tmp_path, monkeypatch
         picture.roofline(report, tmp_path / "other.png")
 
 
-@pytest.mark.parametrize("which", ["kernels", "step"])
+@pytest.mark.parametrize("which", ["kernels", "step", "scaling"])
 def test_the_commands_print_tables_and_json(assembly, which, monkeypatch):
     monkeypatch.setattr("octavo.assembly.assemble", lambda *_, **__: assembly)
     monkeypatch.setattr("octavo.ceilings.measure_ceilings", lambda *_: BOX)
     words = {
         "kernels": ["--batch", "2", "--context", "40", "--tokens", "8", "--seconds", "0"],
         "step": ["--prompt", "20", "--output", "4", "--concurrency", "2"],
+        "scaling": ["--tokens", "4", "--context", "40", "--batch", "1,2", "--seconds", "0"],
     }[which]
     shown = CliRunner().invoke(cli.cli, ["bench", which, *words])
     assert shown.exit_code == 0, shown.output
-    for op in ("norm_qkv", "attend", "final_norm_head", "of roof"):
-        assert op in shown.stdout
+    ops = ("norm_qkv", "attend", "final_norm_head", "of roof")
+    for word in ("of model", "cliff") if which == "scaling" else ops:
+        assert word in shown.stdout
     listed = json.loads(CliRunner().invoke(cli.cli, ["bench", which, *words, "--json"]).stdout)
-    assert {"ceilings", "cases", "model", "act"} <= set(listed)
+    assert {"ceilings", "model", "act", "threads"} <= set(listed)

@@ -19,6 +19,12 @@ from octavo.terminal import (
     rich_table,
 )
 
+SWEEPS = {
+    "tokens": "1,2,3,4,5,6,8,12,16,17,24,32,33,48,64,65,96,128,129,192,256,384,512",
+    "context": "128,256,512,1024,2048,4096,8192,16384,32767",
+    "batch": "1,2,3,4,5,6,8,12,16,17,24,32,33,48,64",
+}
+
 
 @click.group(
     epilog="""\b
@@ -26,6 +32,7 @@ Examples:
   octavo bench offline --concurrency 1,16
   octavo bench kernels --plot roofline.png
   octavo bench step -m qwen2.5-coder-0.5b --prompt 256 --output 64
+  octavo bench scaling --plot scaling.png
 """
 )
 def bench() -> None:
@@ -247,3 +254,62 @@ def _account(case: dict[str, Any]) -> None:
         f"{case['barriers']:.0f} barriers a step"
     )
     rich_table(title, OPS_HEAD, rows, foot=1)
+
+
+@bench.command(
+    epilog="""\b
+Examples:
+  octavo bench scaling --plot scaling.png
+  octavo bench scaling -m qwen2.5-coder-1.5b --batch 1,4,16,64 --context 512,4096,32767
+  octavo bench scaling --json | jq .cliffs
+"""
+)
+@options(EngineConfig)
+@numbers("--tokens", SWEEPS["tokens"], "Tokens of a prefill.")
+@numbers("--context", SWEEPS["context"], "Tokens in the cache of one stream that decodes.")
+@numbers("--batch", SWEEPS["batch"], "Sequences that decode at once, 512 tokens in the cache each.")
+@click.option("--seconds", default=0.3, show_default=True, help="Time for each point.")
+@plot_option
+@as_json
+def scaling(
+    tokens: tuple[int, ...], context: tuple[int, ...], batch: tuple[int, ...], seconds: float,
+    plot: str | None, as_json: bool, **flags: Any,
+) -> None:  # fmt: skip
+    """The time of a step against tokens, context and batch, beside the cost model's.
+
+    Says where there are cliffs: where the time grows a third faster than the model's.
+    """
+    from octavo import plots
+    from octavo.benchmark import scaling as room
+    from octavo.ceilings import measure_ceilings
+
+    if plot:
+        plots.require()
+    llm = loaded(take(EngineConfig, flags), as_json)
+    note("measuring the machine", as_json)
+    ceilings = measure_ceilings(llm.config.threads, llm.config.isa)
+    plan = room.Plan(tokens, context, batch, seconds=seconds)
+    report = room.measure(llm.assembly, plan, ceilings, lambda what: note(what, as_json))
+    if plot:
+        room.draw(report, plot)
+    if as_json:
+        return echo_json(report)
+    _machine(report)
+    for name, points in report["sweeps"].items():
+        _sweep(room.TITLES[name], points, report["cliffs"][name])
+    for left in report["left_out"]:
+        note(f"left out: {left['sweep']} {left['at']}: {left['why']}")
+    if plot:
+        click.echo(f"drawn: {plot}")
+
+
+def _sweep(title: str, points: list[dict[str, Any]], cliffs: list[dict[str, Any]]) -> None:
+    steep = {cliff["to"]: f"x{cliff['grew']:.2f}, not x{cliff['should']:.2f}" for cliff in cliffs}
+    rows = [
+        [
+            str(p["at"]), f"{p['seconds'] * 1e3:.2f}", f"{p['predicted_s'] * 1e3:.2f}",
+            f"{p['fraction']:.0%}", f"{p['tokens_per_s']:.0f}", steep.get(p["at"], ""),
+        ]
+        for p in points
+    ]  # fmt: skip
+    rich_table(title, ["at", "ms", "model ms", "of model", "tokens/s", "cliff"], rows)

@@ -167,7 +167,7 @@ def time_case(assembly: Assembly, case: Case, seconds: float) -> Timed:
 
 def report(assembly: Assembly, case: Case, timed: Timed, ceilings: Ceilings) -> dict[str, Any]:
     """A case's ops beside their roofs."""
-    shape = StepShape(case.rows, kv_itemsize(assembly))
+    shape = step_shape(assembly, case.rows)
     asked = roofline.demands(assembly.program, shape, ceilings, assembly.config.act)
     found = roofline.dots([asked], timed.each[: len(asked)])
     least = sum(d.least_s for d in asked)
@@ -189,6 +189,6 @@ def report(assembly: Assembly, case: Case, timed: Timed, ceilings: Ceilings) -> 
     }
 
 
-def kv_itemsize(assembly: Assembly) -> int:
-    """Bytes of a number in the KV cache."""
-    return 4 if assembly.config.act == "fp32" else 2
+def step_shape(assembly: Assembly, rows: tuple[RowShape, ...]) -> StepShape:
+    """Rows as a step of this engine, with its kind of KV cache."""
+    return StepShape(rows, 4 if assembly.config.act == "fp32" else 2)

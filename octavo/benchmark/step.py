@@ -19,7 +19,7 @@ import numpy as np
 
 from octavo.assembly import Assembly
 from octavo.benchmark import roofline
-from octavo.benchmark.kernels import Watch, kv_itemsize
+from octavo.benchmark.kernels import Watch, step_shape
 from octavo.ceilings import Ceilings
 from octavo.core.batch import Batch, StepResult
 from octavo.core.engine import Engine
@@ -51,20 +51,19 @@ class Watcher:
     cpu_s: processor time of the driving thread inside the steps.
     """
 
-    def __init__(self, executor: Any, itemsize: int) -> None:
+    def __init__(self, executor: Any) -> None:
         self.inner = executor
         self.capacity = executor.capacity
-        self._itemsize = itemsize
         self.reset()
 
     def reset(self) -> None:
-        self.shapes: list[StepShape] = []
+        self.shapes: list[tuple[RowShape, ...]] = []
         self.step_s = self.cpu_s = 0.0
         self.inner.reset_timing()
 
     def submit(self, batch: Batch) -> None:
         rows = (RowShape(r.start, len(r.tokens), len(r.outputs)) for r in batch.rows)
-        self.shapes.append(StepShape(tuple(rows), self._itemsize))
+        self.shapes.append(tuple(rows))
         self.inner.submit(batch)
 
     def collect(self) -> StepResult:
@@ -84,7 +83,7 @@ class Span:
     """What was watched of one phase. wall_s, cpu_s: of the driving thread, from end to end;
     step_s, step_cpu_s: the part of them inside the executor's collect."""
 
-    shapes: tuple[StepShape, ...]
+    shapes: tuple[tuple[RowShape, ...], ...]
     spent: Spent
     wall_s: float
     cpu_s: float
@@ -96,7 +95,7 @@ def measure(
     assembly: Assembly, plan: Plan, ceilings: Ceilings, watch: Watch = lambda _: None
 ) -> dict[str, Any]:
     """Run the plan; the report as plain values."""
-    watcher = Watcher(assembly.executor, kv_itemsize(assembly))
+    watcher = Watcher(assembly.executor)
     engine = Engine(watcher, assembly.engine.scheduler)
     llm = LLM.over(replace(assembly, engine=engine))
     _run(llm, watcher, replace(plan, prompt=8, output=2), 1)
@@ -165,9 +164,8 @@ def account(assembly: Assembly, span: Span, ceilings: Ceilings) -> dict[str, Any
     program, spent = assembly.program, span.spent
     count = len(program.instrs)
     busy, wait = spent.busy.mean(axis=0), spent.wait.mean(axis=0)
-    asked = [
-        roofline.demands(program, shape, ceilings, assembly.config.act) for shape in span.shapes
-    ]
+    shapes = [step_shape(assembly, rows) for rows in span.shapes]
+    asked = [roofline.demands(program, shape, ceilings, assembly.config.act) for shape in shapes]
     found = roofline.dots(asked, [float(s) for s in busy[:count]])
     parts = {dot.op: dot.seconds for dot in found}
     parts |= {"sample": float(busy[count]), "set up": float(busy[count + 1])}
@@ -175,15 +173,15 @@ def account(assembly: Assembly, span: Span, ceilings: Ceilings) -> dict[str, Any
     least = sum(d.least_s for step in asked for d in step)
     wall = span.wall_s
     return {
-        "steps": len(span.shapes),
-        "tokens": sum(shape.num_tokens for shape in span.shapes),
+        "steps": len(shapes),
+        "tokens": sum(shape.num_tokens for shape in shapes),
         "wall_s": wall,
         "least_s": least,
         "fraction": least / wall if wall else 0.0,
         "barriers": float(spent.barriers.sum()) / max(spent.steps, 1),
         "parts": parts,
         "ops": [dot.as_dict(wall) for dot in found],
-        "naive_attention_intensity": _naive(assembly, span.shapes),
+        "naive_attention_intensity": _naive(assembly, shapes),
         "python_share": parts["python"] / wall if wall else 0.0,
     }
 

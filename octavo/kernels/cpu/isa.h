@@ -4,11 +4,12 @@
 
 namespace octavo {
 
-// Declared in linear.h, sample.h, attention.h and rowops.h: structs of function pointers.
+// Declared in linear.h, sample.h, attention.h, rowops.h and naive.h: structs of function pointers.
 struct LinearTable;
 struct SampleTable;
 struct AttentionTable;
 struct RowTable;
+struct NaiveTable;
 
 // One per instruction set, defined by that set's unit.
 struct Kernels {
@@ -17,6 +18,7 @@ struct Kernels {
   const SampleTable* sample;
   const AttentionTable* attention;
   const RowTable* rows;
+  const NaiveTable* naive;
 };
 
 extern const Kernels KERNELS_PORTABLE;

@@ -5,7 +5,9 @@
 #include "sample.inl"
 #include "attention.inl"
 #include "rowops.inl"
+#include "naive.inl"
 
 namespace octavo {
-constinit const Kernels OCTAVO_KERNELS{OCTAVO_NAME, &LINEAR, &SAMPLE, &ATTENTION, &ROWS};
+constinit const Kernels OCTAVO_KERNELS{OCTAVO_NAME, &LINEAR, &SAMPLE,
+                                       &ATTENTION,  &ROWS,   &NAIVE};
 }

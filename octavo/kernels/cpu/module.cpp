@@ -15,6 +15,7 @@ namespace octavo {
 void bind_linear(nb::module_& m);
 void bind_sample(nb::module_& m);
 void bind_executor(nb::module_& m);
+void bind_lab(nb::module_& m);
 
 namespace {
 
@@ -35,4 +36,5 @@ NB_MODULE(_cpu, m) {
   octavo::bind_linear(m);
   octavo::bind_sample(m);
   octavo::bind_executor(m);
+  octavo::bind_lab(m);
 }

@@ -1,0 +1,163 @@
+"""`octavo lab phases`: prefill waits for arithmetic, decode for memory, and a batch moves the line.
+
+Whole steps of a real model on the roofline: prefill of growing chunks, and decode of growing
+batches. Intensity is operations for each byte that must be moved; below the ridge (peak over
+bandwidth) a step is bound by memory and another row in it is nearly free, above it by arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from octavo import plots
+from octavo.assembly import Assembly
+from octavo.benchmark.kernels import Case, misfit, step_shape, time_case
+from octavo.benchmark.roofline import demands
+from octavo.ceilings import Ceilings
+from octavo.lab.finding import Finding, Sheet
+
+Watch = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Tokens of a prefill, sequences of a decode step with `context` cached tokens each."""
+
+    tokens: tuple[int, ...] = (1, 4, 16, 64, 256, 512)
+    batch: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    context: int = 512
+    seconds: float = 1.0
+
+    def cases(self) -> tuple[Case, ...]:
+        prefill = [Case("prefill", 1, n, 0) for n in self.tokens]
+        return (*prefill, *(Case("decode", n, 1, self.context) for n in self.batch))
+
+
+def measure(
+    assembly: Assembly, plan: Plan, ceilings: Ceilings, watch: Watch = lambda _: None
+) -> dict[str, Any]:
+    """Each case that fits the engine, as plain values."""
+    points = []
+    for case in plan.cases():
+        if misfit(assembly, case) is None:
+            watch(case.name)
+            seconds = time_case(assembly, case, plan.seconds).seconds
+            points.append(_point(assembly, case, seconds, ceilings))
+    return {
+        "model": assembly.name,
+        "context": plan.context,
+        "ceilings": ceilings.as_dict(),
+        "points": points,
+    }
+
+
+def _point(assembly: Assembly, case: Case, seconds: float, ceilings: Ceilings) -> dict[str, Any]:
+    shape = step_shape(assembly, case.rows)
+    asked = demands(assembly.program, shape, ceilings, assembly.config.act)
+    moved, done = sum(d.bytes for d in asked), sum(d.operations for d in asked)
+    least = sum(d.least_s for d in asked)
+    waits = sum(d.least_s for d in asked if d.bound == "memory")
+    tokens = case.batch * case.tokens
+    return {
+        "phase": case.phase,
+        "rows": tokens,
+        "bytes": moved,
+        "operations": done,
+        "intensity": done / moved,
+        "memory_share": waits / least,
+        "seconds": seconds,
+        "least_s": least,
+        "fraction": least / seconds,
+        "tokens_per_s": tokens / seconds,
+    }
+
+
+# ---- what it shows ----
+
+HEAD = ("step", "op/byte", "bound by memory", "ms", "ms a token", "tokens/s", "Gop/s", "GB/s",
+        "of roof")  # fmt: skip
+
+
+def finding(values: dict[str, Any]) -> Finding:
+    rows = tuple(_row(point) for point in values["points"])
+    title = f"{values['model']}: whole steps, decode after {values['context']} tokens"
+    sheet = Sheet(title, HEAD, rows)
+    return Finding(values, (sheet,), _says(values), lambda path: draw(values, path))
+
+
+def _row(p: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{p['phase']} {p['rows']}",
+        f"{p['intensity']:.1f}",
+        f"{p['memory_share']:.0%}",
+        f"{p['seconds'] * 1e3:.2f}",
+        f"{p['seconds'] / p['rows'] * 1e3:.3f}",
+        f"{p['tokens_per_s']:.0f}",
+        f"{p['operations'] / p['seconds'] / 1e9:.0f}",
+        f"{p['bytes'] / p['seconds'] / 1e9:.1f}",
+        f"{p['fraction']:.0%}",
+    )
+
+
+def _says(values: dict[str, Any]) -> tuple[str, ...]:
+    rates = values["ceilings"]["all"]
+    ridge = rates["int8"] / rates["dram"]
+    decode = [p for p in values["points"] if p["phase"] == "decode"]
+    prefill = [p for p in values["points"] if p["phase"] == "prefill"]
+    text = [
+        f"The ridge of this machine is at {ridge:.0f} operations a byte (int8 peak over memory "
+        "bandwidth)."
+    ]
+    if decode and prefill:
+        one, big = decode[0], prefill[-1]
+        text.append(
+            f"One stream's decode does {one['intensity']:.1f} operations for each byte: it waits "
+            f"for memory, {one['bytes'] / one['seconds'] / 1e9:.0f} GB/s of "
+            f"{rates['dram'] / 1e9:.0f}. A prefill of {big['rows']} tokens reads the same weights "
+            f"once for all of them: {big['intensity']:.0f} operations a byte, and "
+            f"{big['operations'] / big['seconds'] / 1e9:.0f} Gop/s."
+        )
+    if len(decode) > 1:
+        one, many = decode[0], decode[-1]
+        text.append(
+            f"A batch is how decode climbs: {many['rows']} sequences take "
+            f"{many['seconds'] / one['seconds']:.1f} times as long as one and give "
+            f"{many['tokens_per_s'] / one['tokens_per_s']:.1f} times the tokens. Attention does "
+            "not climb with them: each sequence reads a cache of its own."
+        )
+    return (" ".join(text),)
+
+
+# ---- the picture ----
+
+
+def draw(values: dict[str, Any], path: str) -> None:
+    drawing, axes = plots.figure(width=10, height=6.2)
+    rates, points = values["ceilings"]["all"], values["points"]
+    low, high = min(p["intensity"] for p in points) / 2, max(p["intensity"] for p in points) * 3
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    ridge = rates["int8"] / rates["dram"]
+    roof = [(low, low * rates["dram"]), (ridge, rates["int8"]), (max(high, ridge), rates["int8"])]
+    axes.plot([x for x, _ in roof], [y / 1e9 for _, y in roof], color=plots.INK, lw=1.5)
+    axes.axvline(ridge, color=plots.FAINT, ls=":", lw=1.2)
+    for phase, colour, up in (("decode", plots.COLOURS[0], -1), ("prefill", plots.COLOURS[1], 1)):
+        own = [p for p in points if p["phase"] == phase]
+        x = [p["intensity"] for p in own]
+        y = [p["operations"] / p["seconds"] / 1e9 for p in own]
+        name = "sequences decoding together" if phase == "decode" else "tokens of a prefill"
+        axes.plot(x, y, "o-", color=colour, lw=1.4, ms=8, label=name)
+        for p, at in zip(own, zip(x, y, strict=True), strict=True):
+            axes.annotate(str(p["rows"]), at, xytext=(-9 * up, 8 * up), fontsize=9, color=colour,
+                          textcoords="offset points", ha="center", va="center")  # fmt: skip
+    axes.annotate(
+        f"memory, {rates['dram'] / 1e9:.0f} GB/s   |   int8 products, {rates['int8'] / 1e9:.0f} "
+        "Gop/s", (ridge, rates["int8"] / 1e9), xytext=(0, 8), textcoords="offset points",
+        ha="center", fontsize=9.5,
+    )  # fmt: skip
+    axes.set(xlabel="operations for each byte that must be moved", ylabel="Gop/s")
+    axes.set_title(f"{values['model']}: prefill, decode, and what a batch does", pad=20)
+    axes.legend(loc="lower right")
+    plots.save(drawing, path)
