@@ -32,6 +32,8 @@ format: $(VENV)/.lint ## let ruff put things in order
 bench: $(VENV)/.bench ## kernels, step and serving, each beside its ceiling
 	$(BIN)/python bench/kernels.py
 	$(BIN)/octavo bench offline --model $(MODEL)
+	$(BIN)/octavo bench kernels --model $(MODEL)
+	$(BIN)/octavo bench step --model $(MODEL)
 
 compare: $(VENV)/.bench ## side by side with llama.cpp, OpenVINO GenAI and vLLM (builds them; hours)
 	$(BIN)/python bench/compare.py all

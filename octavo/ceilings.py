@@ -7,9 +7,8 @@ products of the instruction set in registers. `hardware()` turns them into the c
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ class Ceilings:
     barrier_s: float
 
     def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return asdict(self)
 
 
 def measure_ceilings(
@@ -90,6 +89,21 @@ def measure_ceilings(
     one = rates(1, 0.12) if count > 1 else everyone
     barrier = _cpu.probe_barrier(count, 0.03 * seconds)
     return Ceilings(isas()[0] if isa == "auto" else isa, count, one, everyone, barrier)
+
+
+def reread(ceilings: Ceilings, seconds: float = 0.1) -> Ceilings:
+    """The same with the memory's bandwidth of all threads measured again: on a shared machine it
+    changes from second to second, while the processor's peaks do not."""
+    from octavo.kernels import _cpu
+
+    share = max(DRAM_BYTES, 4 * cache_bytes(3)) // ceilings.threads
+    found = max(
+        _cpu.probe_read(
+            ceilings.threads, share, ROUND_BYTES, ahead, seconds / len(AHEAD), ceilings.isa
+        )
+        for ahead in AHEAD
+    )
+    return replace(ceilings, all=replace(ceilings.all, dram=found))
 
 
 def cache_bytes(level: int) -> int:

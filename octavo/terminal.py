@@ -59,7 +59,7 @@ def rich_table(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD)
     for number, name in enumerate(head):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for number, row in enumerate(rows):
@@ -67,6 +67,7 @@ def rich_table(
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=MACHINE_WIDTH)
+    console.print(title, style="bold", soft_wrap=True)
     console.print(table)
 
 

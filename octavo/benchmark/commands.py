@@ -157,7 +157,7 @@ def _machine(report: dict[str, Any]) -> None:
     rates, barrier = report["ceilings"]["all"], report["ceilings"]["barrier_s"]
     click.echo(
         f"{report['model']}, {report['act']} activations; {report['threads']} threads, "
-        f"{report['isa']}.\nMeasured just now: memory {rates['dram'] / 1e9:.1f} GB/s, L3 "
+        f"{report['isa']}.\nMeasured in this run: memory {rates['dram'] / 1e9:.1f} GB/s, L3 "
         f"{rates['l3'] / 1e9:.0f}, int8 {rates['int8'] / 1e9:.0f} Gop/s, bf16 "
         f"{rates['bf16'] / 1e9:.0f}, f32 {rates['f32'] / 1e9:.0f}; "
         f"a barrier {barrier * 1e9:.0f} ns\n"
@@ -183,7 +183,8 @@ def _case(case: dict[str, Any]) -> None:
     rows += [_plain("sampling", case["sample_s"], whole), _plain("set up", case["begin_s"], whole)]
     rows.append([*_plain("step", whole, whole)[:7], f"{case['fraction']:.0%}"])
     waits = case["wait_s"] / whole
-    title = f"{case['case']}: {whole * 1e3:.2f} ms ({case['steps']} steps; {waits:.1%} at barriers)"
+    title = f"{case['case']}: {whole * 1e3:.2f} ms ({case['steps']} steps, {waits:.1%} at barriers"
+    title += f", memory {case['dram_bytes_per_s'] / 1e9:.1f} GB/s)"
     rich_table(title, OPS_HEAD, rows, foot=1)
 
 
@@ -251,7 +252,8 @@ def _account(case: dict[str, Any]) -> None:
     title = (
         f"{case['phase']}, {case['concurrency']} at once: {steps} steps of "
         f"{wall / steps * 1e3:.2f} ms, {case['tokens'] / wall:.0f} tokens/s, "
-        f"{case['barriers']:.0f} barriers a step"
+        f"{case['barriers']:.0f} barriers a step, memory "
+        f"{case['dram_bytes_per_s'] / 1e9:.1f} GB/s"
     )
     rich_table(title, OPS_HEAD, rows, foot=1)
 

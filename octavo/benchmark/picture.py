@@ -26,7 +26,7 @@ def roofline(report: dict[str, Any], path: str | Path) -> None:
         for case in shown for op in case["ops"] if _worth(op)
     ]  # fmt: skip
     rates = report["ceilings"]["all"]
-    low = min([x for x, _ in points] + [0.5]) / 2
+    low = min(x for x, _ in points) / 6
     high = max([x for x, _ in points] + [rates["int8"] / rates["dram"]]) * 4
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -79,7 +79,7 @@ def _roofs(axes: Any, rates: dict[str, float], low: float, high: float) -> None:
             knee = top / rates[key]
             axes.plot([low, knee], [low * rates[key] / 1e9, top / 1e9], style, color=plots.INK,
                       lw=1.4, zorder=1)  # fmt: skip
-            x = low * 1.25
+            x = 1.1 * max(low, axes.get_ylim()[0] * 1e9 / rates[key])
             axes.text(
                 x, x * rates[key] / 1e9 * 1.1, f"{name} {rates[key] / 1e9:.0f} GB/s", fontsize=9,
                 rotation=math.degrees(math.atan2(rates[key] / 1e9, 1.0)), rotation_mode="anchor",
@@ -151,6 +151,7 @@ def _naive(
     axes.annotate(
         "naive attention at best:\nits scores go to memory and back", at, xytext=(-10, 12),
         textcoords="offset points", ha="right", va="bottom", fontsize=8.5, color=colour,
+        bbox={"fc": "white", "ec": "none", "alpha": 0.85, "pad": 1.5},
     )  # fmt: skip
     axes.annotate(
         "", (flash["intensity"], flash["operations_per_s"] / 1e9), xytext=at,

@@ -16,8 +16,8 @@ from typing import Any
 
 from octavo import plots
 from octavo.assembly import Assembly
-from octavo.benchmark.kernels import Case, Watch, misfit, step_shape, time_case
-from octavo.ceilings import Ceilings, hardware
+from octavo.benchmark.kernels import Again, Case, Watch, misfit, step_shape, time_under
+from octavo.ceilings import Ceilings, hardware, reread
 from octavo.errors import InvalidRequest
 from octavo.ops.cost import cost
 
@@ -51,7 +51,11 @@ TITLES = {
 
 
 def measure(
-    assembly: Assembly, plan: Plan, ceilings: Ceilings, watch: Watch = lambda _: None
+    assembly: Assembly,
+    plan: Plan,
+    ceilings: Ceilings,
+    watch: Watch = lambda _: None,
+    again: Again = reread,
 ) -> dict[str, Any]:
     """Run the sweeps, as far as they fit the engine; the report as plain values."""
     sweeps: dict[str, list[dict[str, Any]]] = {}
@@ -63,10 +67,8 @@ def measure(
                 left_out.append({"sweep": name, "at": x, "why": why})
                 continue
             watch(case.name)
-            sweeps[name].append(
-                point(x, time_case(assembly, case, plan.seconds).seconds,
-                      predicted(assembly, case, ceilings), case)
-            )  # fmt: skip
+            timed, roof = time_under(assembly, case, plan.seconds, ceilings, again)
+            sweeps[name].append(point(x, timed.seconds, predicted(assembly, case, roof), case))
     if not any(sweeps.values()):
         raise InvalidRequest("nothing fits: " + "; ".join(str(part["why"]) for part in left_out))
     return {

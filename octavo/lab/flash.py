@@ -9,6 +9,8 @@ cache of M elements, against Theta(N d + N^2) for the naive way.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ import numpy as np
 
 from octavo import plots
 from octavo.benchmark.roofline import SCORE_BYTES
+from octavo.ceilings import measure_ceilings
 from octavo.config import show_bytes
 from octavo.errors import InvalidRequest
 from octavo.lab import misses
@@ -64,6 +67,7 @@ def measure(plan: Plan, watch: Watch = lambda _: None) -> dict[str, Any]:
         "heads": dataclasses.asdict(plan.heads),
         "threads": threads,
         "isa": isas()[0] if plan.isa == "auto" else plan.isa,
+        "ceilings": measure_ceilings(threads, plan.isa).as_dict(),
         "native": native,
         "simulated": _simulated(plan, watch),
     }
@@ -111,6 +115,9 @@ class _Peak:
     grown: int | None = None
 
     def __enter__(self) -> _Peak:
+        with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
+            # What was freed and kept would be used again unseen.
+            ctypes.CDLL(None).malloc_trim(0)
         try:
             Path("/proc/self/clear_refs").write_text("5")
             self._before: int | None = self._status("VmRSS")
@@ -167,7 +174,7 @@ def finding(values: dict[str, Any]) -> Finding:
     simulated = values["simulated"]
     if "unavailable" not in simulated:
         sheets += _simulated_sheets(simulated)
-    says = (_says_native(values["native"]), _says_simulated(simulated))
+    says = (_says_native(values), _says_time(values), _says_simulated(simulated))
     return Finding(values, tuple(sheets), says, lambda path: draw(values, path))
 
 
@@ -221,24 +228,55 @@ def _simulated_sheets(simulated: dict[str, Any]) -> list[Sheet]:
     ]  # fmt: skip
 
 
-def _says_native(native: Sequence[dict[str, Any]]) -> str:
+def _says_native(values: dict[str, Any]) -> str:
+    native = values["native"]
     first, last = native[0], native[-1]
     naive, flash = last["naive"], last["flash"]
     text = (
-        f"At {last['tokens']} tokens the naive way takes {naive['seconds'] * 1e3:.0f} ms and "
-        f"{_size(memory(naive))} more memory; ours {flash['seconds'] * 1e3:.0f} ms and "
-        f"{_size(memory(flash))}. Both do the same products in bf16 and agree to "
+        f"Memory: at {last['tokens']} tokens the naive way takes {_size(memory(naive))} beyond its "
+        f"inputs, ours {_size(memory(flash))}. Both do the same products in bf16 and agree to "
         f"{max(r['difference'] for r in native):.0e}."
     )
     if len(native) > 1:
         times = last["tokens"] / first["tokens"]
         text += (
-            f" From {first['tokens']} to {last['tokens']} tokens ({times:.0f} times) the naive "
-            f"way's scratch grew {naive['scratch_bytes'] / first['naive']['scratch_bytes']:.0f} "
-            "times, quadratically (one head at a time; a framework holds all heads' at once); "
-            f"all that ours takes grew {memory(flash) / max(memory(first['flash']), 1):.0f} times."
+            f" From {first['tokens']} tokens on ({times:.0f} times as many) the naive way's "
+            f"scores grew {naive['scratch_bytes'] / first['naive']['scratch_bytes']:.0f} times, "
+            "quadratically, and that with one head at a time: a framework holds all heads' at once."
         )
     return text
+
+
+# Dense bf16 and memory of an H100 SXM: NVIDIA's data sheet, 989.4 TFLOP/s and 3.35 TB/s.
+H100_RIDGE = 989.4 / 3.35
+
+
+def _says_time(values: dict[str, Any]) -> str:
+    """Why time is won here, or is not: the naive way's intensity against the ridge."""
+    last, heads = values["native"][-1], Heads(**values["heads"])
+    naive, flash = last["naive"]["seconds"], last["flash"]["seconds"]
+    done = operations(heads, last["tokens"])
+    intensity = done / last["naive"]["moved_bytes"]
+    rates = values["ceilings"]["all"]
+    ridge = rates["bf16"] / rates["dram"]
+    here = (
+        f"above it: the arithmetic of {values['threads']} threads takes longer than even this "
+        "traffic, and little is won but the time of the passes in between"
+        if intensity > ridge
+        else f"below it: it cannot pass {intensity / ridge:.0%} of the peak"
+    )
+    ahead = [r["tokens"] for r in values["native"] if r["naive"]["seconds"] < r["flash"]["seconds"]]
+    listed = ", ".join(map(str, ahead))
+    but = f" At {listed} tokens the naive way was faster." if ahead else ""
+    return (
+        f"Time: {naive * 1e3:.0f} ms the naive way, {flash * 1e3:.0f} ms ours "
+        f"({done / flash / 1e9:.0f} Gop/s, {done / flash / rates['bf16']:.0%} of the bf16 peak)."
+        f"{but} The naive way does {intensity:.0f} operations for each byte it moves, however long "
+        f"the context; this machine's ridge (bf16 peak over memory bandwidth) is at {ridge:.0f}, so it "
+        f"is {here}. On an H100 the ridge is at {H100_RIDGE:.0f}: there the naive way is held to "
+        f"{intensity / H100_RIDGE:.0%} of the peak, and keeping the scores in the chip is the "
+        "whole speed."
+    )
 
 
 def _says_simulated(simulated: dict[str, Any]) -> str:
@@ -278,8 +316,7 @@ def draw(values: dict[str, Any], path: str) -> None:
     panels = axes.flatten()
     native = values["native"]
     tokens = [row["tokens"] for row in native]
-    _lines(panels[0], tokens, {k: [r[k]["seconds"] * 1e3 for r in native] for k in KINDS})
-    panels[0].set(title="time", ylabel="ms", xlabel="tokens")
+    _draw_speed(panels[0], values)
     _lines(panels[1], tokens, {k: [memory(r[k]) / 2**20 for r in native] for k in KINDS})
     panels[1].set(title="peak memory beyond the inputs", ylabel="MiB", xlabel="tokens")
     if count == 4:
@@ -289,6 +326,23 @@ def draw(values: dict[str, Any], path: str) -> None:
         x=0.01, ha="left", fontweight="bold", fontsize=13,
     )  # fmt: skip
     plots.save(drawing, path)
+
+
+def _draw_speed(axes: Any, values: dict[str, Any]) -> None:
+    """Time, as operations a second: under the peak it can be read at every length."""
+    native, heads = values["native"], Heads(**values["heads"])
+    tokens = [row["tokens"] for row in native]
+    speeds = {
+        k: [operations(heads, r["tokens"]) / r[k]["seconds"] / 1e9 for r in native] for k in KINDS
+    }
+    _lines(axes, tokens, speeds)
+    peak = values["ceilings"]["all"]["bf16"] / 1e9
+    axes.set_yscale("linear")
+    axes.set_ylim(0, peak * 1.25)
+    axes.axhline(peak, color=plots.INK, lw=1.3)
+    axes.text(tokens[0], peak * 1.02, f"bf16 peak, {peak:.0f} Gop/s", fontsize=9)
+    axes.legend(loc="lower right", fontsize=9)
+    axes.set(title="speed", ylabel="Gop/s", xlabel="tokens")
 
 
 NAMES = {"naive": "naive: scores in memory", "flash": "ours: scores in a tile"}

@@ -7,18 +7,15 @@ bandwidth) a step is bound by memory and another row in it is nearly free, above
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo import plots
 from octavo.assembly import Assembly
-from octavo.benchmark.kernels import Case, misfit, step_shape, time_case
+from octavo.benchmark.kernels import Again, Case, Watch, misfit, step_shape, time_under
 from octavo.benchmark.roofline import demands
-from octavo.ceilings import Ceilings
+from octavo.ceilings import Ceilings, reread
 from octavo.lab.finding import Finding, Sheet
-
-Watch = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +33,24 @@ class Plan:
 
 
 def measure(
-    assembly: Assembly, plan: Plan, ceilings: Ceilings, watch: Watch = lambda _: None
+    assembly: Assembly,
+    plan: Plan,
+    ceilings: Ceilings,
+    watch: Watch = lambda _: None,
+    again: Again = reread,
 ) -> dict[str, Any]:
     """Each case that fits the engine, as plain values."""
-    points = []
+    points, best = [], 0.0
     for case in plan.cases():
         if misfit(assembly, case) is None:
             watch(case.name)
-            seconds = time_case(assembly, case, plan.seconds).seconds
-            points.append(_point(assembly, case, seconds, ceilings))
+            timed, roof = time_under(assembly, case, plan.seconds, ceilings, again)
+            points.append(_point(assembly, case, timed.seconds, roof))
+            best = max(best, roof.all.dram)
     return {
         "model": assembly.name,
         "context": plan.context,
-        "ceilings": ceilings.as_dict(),
+        "ceilings": replace(ceilings, all=replace(ceilings.all, dram=best)).as_dict(),
         "points": points,
     }
 
