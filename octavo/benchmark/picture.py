@@ -149,8 +149,8 @@ def _naive(
     size = 30 + 1500 * flash["share"]
     axes.scatter(*at, s=max(size, 90), facecolors="white", edgecolors=colour, lw=1.6, zorder=3)
     axes.annotate(
-        "naive attention at best:\nits scores go to memory and back", at, xytext=(-10, 12),
-        textcoords="offset points", ha="right", va="bottom", fontsize=8.5, color=colour,
+        "naive attention at best:\nits scores go to memory and back", at, xytext=(-10, -10),
+        textcoords="offset points", ha="right", va="top", fontsize=8.5, color=colour,
         bbox={"fc": "white", "ec": "none", "alpha": 0.85, "pad": 1.5},
     )  # fmt: skip
     axes.annotate(

@@ -271,10 +271,11 @@ def _says_time(values: dict[str, Any]) -> str:
     return (
         f"Time: {naive * 1e3:.0f} ms the naive way, {flash * 1e3:.0f} ms ours "
         f"({done / flash / 1e9:.0f} Gop/s, {done / flash / rates['bf16']:.0%} of the bf16 peak)."
-        f"{but} The naive way does {intensity:.0f} operations for each byte it moves, however long "
-        f"the context; this machine's ridge (bf16 peak over memory bandwidth) is at {ridge:.0f}, so it "
-        f"is {here}. On an H100 the ridge is at {H100_RIDGE:.0f}: there the naive way is held to "
-        f"{intensity / H100_RIDGE:.0%} of the peak, and keeping the scores in the chip is the "
+        f"{but} The naive way does {intensity:.0f} operations for each byte it moves, however "
+        f"long the context; this machine's ridge (bf16 peak over memory bandwidth) is at "
+        f"{ridge:.0f}, so it is {here}. On an H100 the ridge is at {H100_RIDGE:.0f}: there the "
+        f"naive way is held to {intensity / H100_RIDGE:.0%} of the peak, and keeping the scores "
+        "in the chip is the "
         "whole speed."
     )
 

@@ -10,7 +10,7 @@ namespace octavo {
 double probe_read(const Kernels& kernels, int threads, int64_t share, int64_t round,
                   int64_t ahead, double seconds);
 
-// Operations a second of all threads. kind: as in RowTable::peak.
+// Operations a second of all threads at work together. kind: as in RowTable::peak.
 double probe_ops(const Kernels& kernels, int threads, int kind, double seconds);
 
 // Seconds of one barrier at which everybody arrives at once.

@@ -7,7 +7,7 @@ namespace octavo {
 enum class Act : int32_t { Silu = 0, GeluTanh = 1 };
 
 constexpr int BLOCK_TOKENS = 32;
-constexpr int64_t READ_AHEAD = 8192;  // prefetch distance at which memory is read fastest
+constexpr int64_t READ_AHEAD = 4096;  // prefetch distance at which memory is read fastest
 
 // Every function is a fixed sequence of operations on its row: bits depend on the row alone.
 struct RowTable {
