@@ -44,6 +44,15 @@ def figure(
     return plt.subplots(rows, columns, figsize=(width, height), layout="constrained")
 
 
+def round_ticks(axis: Any) -> None:
+    """1, 2, 5, 10 ... as plain numbers on a logarithmic axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def save(drawing: Any, path: str | Path) -> None:
     """Write a figure; raises `InvalidRequest` for a kind of file that cannot be drawn."""
     import matplotlib.pyplot as plt

@@ -40,6 +40,8 @@ def roofline(report: dict[str, Any], path: str | Path) -> None:
             labels.occupy(axes, (op["intensity"], op["operations_per_s"] / 1e9))
     for colour, case in zip(plots.COLOURS, shown, strict=False):
         _dots(axes, case, colour, rates, labels)
+    plots.round_ticks(axes.yaxis)
+    plots.round_ticks(axes.xaxis)
     axes.set_xlabel("operations for each byte that must be moved")
     axes.set_ylabel("Gop/s")
     axes.set_title(f"{report['model']}: where prefill and decode sit", pad=22)

@@ -63,7 +63,7 @@ Examples:
 """
 )
 @options(EngineConfig)
-@numbers("--tokens", "1,4,16,64,256,512", "Tokens of a prefill.")
+@numbers("--tokens", "4,16,64,256,512", "Tokens of a prefill.")
 @numbers("--batch", "1,2,4,8,16,32,64", "Sequences that decode at once.")
 @click.option("--context", default=512, show_default=True, help="Tokens each has in the cache.")
 @plot_option

@@ -22,7 +22,7 @@ from octavo.lab.finding import Finding, Sheet
 class Plan:
     """Tokens of a prefill, sequences of a decode step with `context` cached tokens each."""
 
-    tokens: tuple[int, ...] = (1, 4, 16, 64, 256, 512)
+    tokens: tuple[int, ...] = (4, 16, 64, 256, 512)
     batch: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     context: int = 512
     seconds: float = 1.0
@@ -138,7 +138,7 @@ def _says(values: dict[str, Any]) -> tuple[str, ...]:
 def draw(values: dict[str, Any], path: str) -> None:
     drawing, axes = plots.figure(width=10, height=6.2)
     rates, points = values["ceilings"]["all"], values["points"]
-    low, high = min(p["intensity"] for p in points) / 2, max(p["intensity"] for p in points) * 3
+    low, high = min(p["intensity"] for p in points) / 2, max(p["intensity"] for p in points) * 2
     axes.set_xscale("log")
     axes.set_yscale("log")
     ridge = rates["int8"] / rates["dram"]
@@ -159,6 +159,9 @@ def draw(values: dict[str, Any], path: str) -> None:
         "Gop/s", (ridge, rates["int8"] / 1e9), xytext=(0, 8), textcoords="offset points",
         ha="center", fontsize=9.5,
     )  # fmt: skip
+    plots.round_ticks(axes.xaxis)
+    plots.round_ticks(axes.yaxis)
+    axes.set_xlim(low, high)
     axes.set(xlabel="operations for each byte that must be moved", ylabel="Gop/s")
     axes.set_title(f"{values['model']}: prefill, decode, and what a batch does", pad=20)
     axes.legend(loc="lower right")
