@@ -1,5 +1,6 @@
 #include "probe.h"
 
+#include <sched.h>
 #include <time.h>
 
 #include <algorithm>
@@ -32,6 +33,33 @@ double best_round(Pool& pool, double seconds, Fn fn) {
   return best;
 }
 
+// Threads bound to a processor each, the caller too while this lives: a new thread may else share
+// its processor for longer than a probe takes. Where there are fewer processors, nothing is bound.
+class Bound {
+ public:
+  explicit Bound(int threads) : pool(threads, true) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    bound_ = pool.pinned() && sched_getaffinity(0, sizeof before_, &before_) == 0;
+    for (int cpu = 0; bound_ && cpu < CPU_SETSIZE; ++cpu)
+      if (CPU_ISSET(cpu, &before_)) {
+        CPU_SET(cpu, &one);
+        break;
+      }
+    bound_ = bound_ && sched_setaffinity(0, sizeof one, &one) == 0;
+  }
+  ~Bound() {
+    if (bound_) sched_setaffinity(0, sizeof before_, &before_);
+  }
+  Bound(const Bound&) = delete;
+  Bound& operator=(const Bound&) = delete;
+  Pool pool;
+
+ private:
+  cpu_set_t before_;
+  bool bound_;
+};
+
 }  // namespace
 
 double probe_read(const Kernels& kernels, int threads, int64_t share, int64_t round,
@@ -39,7 +67,8 @@ double probe_read(const Kernels& kernels, int threads, int64_t share, int64_t ro
   constexpr int64_t PIECE = 64 << 10;
   share = std::max<int64_t>(1, share / PIECE) * PIECE;
   const int64_t pieces = std::max<int64_t>(1, round / PIECE), stride = share + 4096;
-  Pool pool(threads, false);
+  Bound bound(threads);
+  Pool& pool = bound.pool;
   const Region buffer(size_t(stride * threads));
   best_round(pool, 0, [&](int t) { std::memset(buffer.data() + t * stride, 1, size_t(share)); });
   struct alignas(64) Reader {
@@ -58,7 +87,8 @@ double probe_read(const Kernels& kernels, int threads, int64_t share, int64_t ro
 }
 
 double probe_ops(const Kernels& kernels, int threads, int kind, double seconds) {
-  Pool pool(threads, false);
+  Bound bound(threads);
+  Pool& pool = bound.pool;
   struct alignas(64) Core {
     float sink = 0.5f;
     double best = 0;
@@ -78,7 +108,8 @@ double probe_ops(const Kernels& kernels, int threads, int kind, double seconds) 
 
 double probe_barrier(int threads, double seconds) {
   constexpr int BARRIERS = 64;  // few: all within a time slice, even on a busy machine
-  Pool pool(threads, false);
+  Bound bound(threads);
+  Pool& pool = bound.pool;
   const double s = best_round(pool, seconds, [&](int) {
     for (int i = 0; i < BARRIERS; ++i) pool.barrier();
   });
