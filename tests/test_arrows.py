@@ -31,6 +31,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "octavo.config",
     ),
     "octavo.sim": ("octavo.core", "octavo.ops", "octavo.models.config", "octavo.models.decoder"),
+    "octavo.sim.pictures": ("octavo.plots",),
     "octavo.config": (),
     "octavo.door": (
         "octavo.core",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.errors import InvalidRequest
+from octavo.terminal import as_json, echo_json, plain_table, plot_option, rich_table
 
 if TYPE_CHECKING:
     from octavo.models.config import ModelConfig
@@ -137,9 +138,9 @@ Examples:
 @click.option("--kv-bytes", default=2, show_default=True, help="Bytes of a number in the cache.")
 @click.option("--peak", is_flag=True, help="Assume that kernels reach the peaks.")
 @click.option("--price", multiple=True, metavar="NAME=DOLLARS", help="Your price of an hour.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw into this file.")
+@plot_option
 @click.option("--sources", is_flag=True, help="Say where each figure comes from.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json
 def roofline(model: str | None, **flags: Any) -> None:
     """What MODEL can do on a machine: prefill, decode, batches, and what binds.
 
@@ -166,9 +167,11 @@ def roofline(model: str | None, **flags: Any) -> None:
     ]  # fmt: skip
     name = Path(model).stem if Path(model).exists() else model
     if flags["plot"]:
-        roof.plot(analyses, name, flags["plot"])
+        from octavo.sim.pictures import draw_roofs
+
+        draw_roofs(analyses, name, flags["plot"])
     if flags["as_json"]:
-        click.echo(json.dumps({"model": name, "analyses": [roof.as_dict(a) for a in analyses]}))
+        echo_json({"model": name, "analyses": [roof.as_dict(a) for a in analyses]})
         return
     _show_roofline(name, analyses, flags)
 
@@ -177,16 +180,12 @@ def _show_roofline(name: str, analyses: list[Any], flags: dict[str, Any]) -> Non
     from octavo.sim import roofline as roof
 
     split = f", {flags['tp']} devices" if flags["tp"] > 1 else ""
-    click.echo(
-        f"{name}, {flags['weights']} weights, {8 * flags['kv_bytes']}-bit KV{split}; prefill of "
-        f"{roof.PREFILL} tokens.\n"
-    )
-    print_table(*roof.machine_table(analyses))
-    click.echo(f"\nDecode at {flags['context']} tokens of context:\n")
-    print_table(*roof.decode_table(analyses))
+    kind = f"{name}, {flags['weights']} weights, {8 * flags['kv_bytes']}-bit KV{split}"
+    rich_table(f"{kind}; prefill of {roof.PREFILL} tokens", *roof.machine_table(analyses))
+    rich_table(f"Decode at {flags['context']} tokens of context", *roof.decode_table(analyses))
     shares = analyses[0].placement.device.efficiency
     click.echo(
-        "\nridge: operations a byte at which arithmetic binds. wall: sequences at which a decode's "
+        "ridge: operations a byte at which arithmetic binds. wall: sequences at which a decode's "
         "products\ndo; fewer cost as much. most: sequences that fit in "
         f"{roof.USABLE:.0%} of the memory, and their step."
     )
@@ -209,20 +208,19 @@ def _show_roofline(name: str, analyses: list[Any], flags: dict[str, Any]) -> Non
                 click.echo(f"  {'on chip':10}{device.on_chip}")
 
 
-def _catalogue(as_json: bool) -> None:
+def _catalogue(machine: bool) -> None:
     from octavo.sim.hardware import DEVICES
 
     known = shapes()
-    if as_json:
-        click.echo(json.dumps({"models": known, "hardware": list(DEVICES)}))
+    if machine:
+        echo_json({"models": known, "hardware": list(DEVICES)})
         return
-    print_table(
+    plain_table(
         ["model", "parameters", "source"],
         [[n, f"{e['parameters'] / 1e9:.2f} G", e["source"]] for n, e in known.items()],
-        left=True,
     )
     click.echo()
-    print_table(
+    plain_table(
         ["hardware", "what", "bf16 TFLOP/s", "GB/s", "GB", "$/h"],
         [
             [d.name, d.title, f"{d.bf16.value / 1e12:g}", f"{d.bandwidth.value / 1e9:g}",
@@ -230,7 +228,6 @@ def _catalogue(as_json: bool) -> None:
              "-" if d.price is None else f"{d.price.value:g}"]
             for d in DEVICES.values()
         ],
-        left=True,
     )  # fmt: skip
 
 
@@ -277,8 +274,8 @@ Examples:
               help="TRACE is a recording: does the scheduler decide the same again?")  # fmt: skip
 @click.option("--noise", default=0.0, show_default=True, help="Relative noise on durations.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw into this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@plot_option
+@as_json
 def simulate(trace: str, **flags: Any) -> None:
     """Replay TRACE in virtual time over the engine's own scheduler.
 
@@ -294,21 +291,23 @@ def simulate(trace: str, **flags: Any) -> None:
 
     made = list(_simulations(trace, flags))
     if flags["plot"]:
-        reports.plot(made, flags["plot"])
+        from octavo.sim.pictures import draw_runs
+
+        draw_runs(made, flags["plot"])
     if flags["as_json"]:
-        click.echo(json.dumps([one.as_dict() for _, one in made]))
+        echo_json([one.as_dict() for _, one in made])
         return
     workload = made[0][0].workload
     changed = f" ({'; '.join(workload.changes)})" if workload.changes else ""
-    click.echo(f"{workload.name}: {len(workload)} requests{changed}\n")
+    title = f"{workload.name}: {len(workload)} requests{changed}"
     if len(made) > 1:
-        print_table(*reports.compare_table([one for _, one in made]))
+        rich_table(title, *reports.compare_table([one for _, one in made]))
         return
+    click.secho(title, bold=True)
     one = made[0][1]
     for name, value in reports.facts(one):
         click.echo(f"  {click.style(name.ljust(12), dim=True)}  {value}")
-    click.echo()
-    print_table(*reports.times_table(one))
+    rich_table("", *reports.times_table(one))
 
 
 def _simulations(trace: str, flags: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
@@ -358,14 +357,14 @@ def _slo(flags: dict[str, Any]) -> Slo:
     )
 
 
-def _check(trace: str, as_json: bool) -> None:
+def _check(trace: str, machine: bool) -> None:
     """Replay a recording's calls; exit code 1 at the first step that is planned otherwise."""
     from octavo.sim.recording import open_recording, replay
 
     recording = open_recording(trace)
     found = replay(recording, policies()[policy_name(recording.head["policy"])])
-    if as_json:
-        click.echo(json.dumps({**dataclasses.asdict(found), "identical": found.identical}))
+    if machine:
+        echo_json({**dataclasses.asdict(found), "identical": found.identical})
     else:
         click.echo(f"{found.same} of {found.steps} steps identical, {found.rows} rows compared")
         if found.differs:
@@ -461,7 +460,7 @@ Examples:
 @click.option("--mixed/--no-mixed", default=True, help="Try two kinds together.")
 @click.option("--seeds", default=3, show_default=True, help="Samples of the trace to be sure on.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json
 def plan(trace: str, **flags: Any) -> None:
     """The cheapest fleet that serves TRACE within the objectives.
 
@@ -483,18 +482,18 @@ def plan(trace: str, **flags: Any) -> None:
         found = planner.plan(specs, mixed=flags["mixed"])
     found.impossible[:0] = refused
     if flags["as_json"]:
-        click.echo(json.dumps(_plan_dict(found)))
+        echo_json(_plan_dict(found))
         return
-    click.echo(
+    title = (
         f"{load.name}: {len(load)} requests at {load.rate:.2f}/s, {flags['model']}, "
-        f"{found.slo}, {found.target:.0%} of them\n"
+        f"{found.slo}, {found.target:.0%} of them"
     )
     if found.best is None:
-        click.secho("Nothing of this meets the objectives.", fg="red")
+        click.secho(f"{title}: nothing of this is enough", fg="red")
     else:
-        print_table(*planning.table(found))
+        rich_table(title, *planning.table(found))
         click.echo(
-            f"\nsure of: lower 95 % bound over {flags['seeds']} bootstrap samples of the trace. "
+            f"sure of: lower 95 % bound over {flags['seeds']} bootstrap samples of the trace. "
             f"{found.simulations} simulations."
         )
     for name, why in found.impossible:
@@ -599,14 +598,3 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     finally:
         if bar is not None:
             bar.stop()
-
-
-def print_table(head: list[str], rows: list[list[str]], *, left: bool = False) -> None:
-    """Plain columns, the first to the left; they can be read, cut and grepped."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    for number, row in enumerate([head, *rows]):
-        cells = [
-            c.ljust(w) if left or i == 0 else c.rjust(w)
-            for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        click.secho("  ".join(cells).rstrip(), bold=number == 0)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -212,95 +211,3 @@ def _ms(seconds: float) -> str:
         return "-"
     ms = 1e3 * seconds
     return f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"
-
-
-# ---- pictures ----
-
-
-def pyplot() -> Any:
-    """matplotlib without a screen. Raises InvalidRequest saying how to get it."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise InvalidRequest("plots need matplotlib: pip install 'octavo[bench]'", "plot") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-INK, MUTED, GRID = "#1b1f24", "#5b6570", "#e3e7eb"
-COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#8a8783",
-           "#b59a00", "#7a4b2a", "#2f3e9e", "#12a594")  # fmt: skip
-
-
-def tidy(axes: Any, title: str, x: str, y: str) -> None:
-    """The house's look: few lines, grey grid, title on the left."""
-    axes.set_title(title, loc="left", fontsize=10.5, color=INK, pad=8)
-    axes.set_xlabel(x, color=MUTED, fontsize=9)
-    axes.set_ylabel(y, color=MUTED, fontsize=9)
-    axes.grid(True, color=GRID, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=MUTED, labelsize=8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(GRID)
-
-
-def plain_log(axis: Any) -> None:
-    """A logarithmic axis with numbers that people write."""
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    low, high = axis.get_view_interval()
-    steps = (1.0, 2.0, 5.0) if high < 300 * max(low, 1e-12) else (1.0,)
-    axis.set_major_locator(LogLocator(10, steps, numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    axis.set_minor_formatter(FuncFormatter(lambda *_: ""))
-
-
-def plot(runs: Sequence[tuple[Run, Report]], path: str | Path) -> None:
-    """Distributions of TTFT and TPOT with their objectives, and requests in the system over time,
-    for one run or several."""
-    plt = pyplot()
-    figure, grid = plt.subplots(1, 3, figsize=(13, 3.9), constrained_layout=True)
-    for colour, (run, one) in zip(COLOURS * 9, runs, strict=False):
-        for axes, name in zip(grid, ("ttft", "tpot"), strict=False):
-            values = sorted(v for o in run.outcomes if (v := getattr(o, name)) is not None)
-            if values:
-                share = np.arange(1, len(values) + 1) / len(run.outcomes)
-                axes.plot(np.array(values) * 1e3, share, color=colour, lw=1.6, label=one.name)
-        times, inside = _inside(run.outcomes)
-        grid[2].plot(times, inside, color=colour, lw=1.3, label=one.name)
-    slo = runs[0][1].slo
-    titles = ("Time to first token", "Time per output token")
-    for axes, title, limit in zip(grid, titles, (slo.ttft, slo.tpot), strict=False):
-        tidy(axes, title, "ms", "share of all sent")
-        axes.set_xscale("log")
-        plain_log(axes.xaxis)
-        axes.set_ylim(0, 1.02)
-        if limit is not None:
-            axes.axvline(limit * 1e3, color=INK, lw=0.9, ls=(0, (4, 3)))
-            axes.text(limit * 1e3, 1.03, "objective", fontsize=8, color=INK, ha="center")
-    tidy(grid[2], "Requests in the system", "seconds", "requests")
-    grid[2].set_ylim(bottom=0)
-    if len(runs) > 1:
-        grid[0].legend(fontsize=8, frameon=False, loc="upper left")
-    figure.savefig(path, dpi=140)
-    plt.close(figure)
-
-
-def _inside(outcomes: Iterable[Outcome]) -> tuple[list[float], list[int]]:
-    """How many requests had arrived and not ended, over time."""
-    moves = sorted(
-        move
-        for o in outcomes
-        if o.finished is not None
-        for move in ((o.item.at, 1), (o.finished, -1))
-    )
-    times, counts, now = [], [], 0
-    for at, step in moves:
-        now += step
-        times.append(at)
-        counts.append(now)
-    return times, counts

@@ -10,10 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from octavo.core.executor import Capacity
 from octavo.errors import InvalidRequest
@@ -23,8 +20,7 @@ from octavo.ops.program import Program
 from octavo.ops.table import WEIGHT_BLOCKS, RowShape, StepShape
 from octavo.ops.trace import trace
 from octavo.sim.executor import Roofline
-from octavo.sim.hardware import PEAK, Device, Efficiency
-from octavo.sim.report import COLOURS, GRID, INK, MUTED, plain_log, pyplot, tidy
+from octavo.sim.hardware import Device, Efficiency
 
 USABLE = 0.9  # share of the memory for weights and KV, as vLLM's default
 FP8 = "fp8"
@@ -357,39 +353,3 @@ def as_dict(one: Analysis) -> dict[str, Any]:
         "dollars_per_million": one.dollars_per_million,
         "decode": [{**dataclasses.asdict(d), "tokens_per_s": d.tokens_per_s} for d in one.decodes],
     }
-
-
-def plot(analyses: Sequence[Analysis], title: str, path: str | Path) -> None:
-    """Left: the roofs, with prefill and decode steps on them. Right: decode speed by batch, up to
-    what fits."""
-    plt = pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), constrained_layout=True)
-    x = np.logspace(-0.5, 3.5, 200)
-    for colour, one in zip(COLOURS * 9, analyses, strict=False):
-        p = one.placement
-        hw, n = p.device.roofline(PEAK, fp8=p.weights == FP8 and p.device.fp8 is not None), p.tp
-        roof = np.minimum(x * hw.bytes_per_s, hw.flops_per_s) * n / 1e12
-        left.plot(x, roof, color=colour, lw=1.6, label=p.name)
-        if one.decodes:
-            spots = [(d.intensity, d.flops / 1e12) for d in one.decodes]
-            left.plot(*zip(*spots, strict=True), "o", color=colour, ms=4, mfc="white", mew=1.3)
-            pace = [(d.batch, d.tokens_per_s) for d in one.decodes]
-            right.plot(*zip(*pace, strict=True), "-o", color=colour, ms=3.5, lw=1.5, label=p.name)
-            if one.step_wall is not None and one.step_wall <= one.most:
-                right.axvline(one.step_wall, color=colour, lw=0.8, ls=(0, (2, 3)))
-        left.plot(one.prefill_intensity, one.prefill_flops / 1e12, "s", color=colour, ms=6)
-    tidy(left, f"{title}: the roofline", "operations a byte", "TFLOP/s")
-    context = analyses[0].context
-    tidy(right, f"Decode at {context} tokens of context", "sequences at once", "tokens a second")
-    for axes in (left, right):
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.grid(True, which="major", color=GRID, lw=0.7)
-        plain_log(axes.xaxis)
-        plain_log(axes.yaxis)
-    left.plot([], [], "o", color=MUTED, mfc="white", label="decode, 1 sequence to what fits")
-    left.plot([], [], "s", color=MUTED, label=f"prefill of {PREFILL} tokens")
-    left.legend(fontsize=8, frameon=False, loc="lower right", labelcolor=INK)
-    right.legend(fontsize=8, frameon=False, loc="upper left", labelcolor=INK)
-    figure.savefig(path, dpi=140)
-    plt.close(figure)
