@@ -95,7 +95,7 @@ def static_against_continuous(args: argparse.Namespace) -> dict[str, Any]:
     each = [params(out) for _, out in sizes]
     runs: dict[str, Run] = {}
     for policy in ("fcfs", "static"):
-        llm = LLM(args.model, policy=policy, max_rows=16, kv_memory=args.kv)
+        llm = LLM(args.model, policy=policy, max_rows=16, kv_memory=args.kv, speculation="off")
         ids = prose(args.model)
 
         def run(repeat: int, llm: LLM = llm, ids: list[int] = ids) -> dict[str, float]:
@@ -118,7 +118,9 @@ def prefix_on_against_off(args: argparse.Namespace) -> dict[str, Any]:
     burst: dict[str, Run] = {}
     single: dict[str, Run] = {}
     for caching in (True, False):
-        llm = LLM(args.model, prefix_caching=caching, max_rows=16, kv_memory=args.kv)
+        llm = LLM(
+            args.model, prefix_caching=caching, max_rows=16, kv_memory=args.kv, speculation="off"
+        )
         ids = prose(args.model)
 
         def prompts(ids: list[int] = ids) -> list[list[int]]:

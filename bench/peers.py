@@ -65,7 +65,7 @@ TABLE = (
         "first tokens, prefill the time until it",
     ),
     Peer(
-        "Octavo", "this tree", "the file as it is", "defaults, --threads THREADS",
+        "Octavo", "this tree", "the file as it is", "--threads THREADS --speculation off",
         "single, batch8, prefill: its library; chat, shared_prefix: `octavo serve` over HTTP",
     ),
 )  # fmt: skip
@@ -76,6 +76,8 @@ CANNOT: dict[tuple[str, str], str] = {}
 
 def octavo(model: Path, threads: int) -> list[Engine]:
     pair = ["--threads", str(threads)]
+    # No peer is asked to guess tokens, so none are guessed here.
+    pair += ["--speculation", "off"]
     program = str(Path(sys.executable).parent / "octavo")
     serve = [program, "serve", "--model", str(model), "--served-model-name", "default"]
     worker = [sys.executable, str(HERE / "workers" / "octavo_worker.py"), str(model), str(threads)]

@@ -1,15 +1,19 @@
-"""What speculation by prompt lookup is worth: the same requests with and without, in turn.
+"""What speculation by prompt lookup is worth, and what it costs where it is worth nothing: the same
+requests with and without, in turn.
 
-    python bench/speculation.py [--model NAME] [--streams 1 8] [--repeats 5]
+    python bench/speculation.py [--model NAME] [--streams 1 8] [--work edit trap] [--repeats 5]
 
 edit        a source file (Python's own library) and the request to repeat it with one name changed
 summarise   a passage of documentation and the request to retell it
-chat        short questions, sampled at temperature 1: little to look up
-surprise    the chat, with a drafter that always guesses wrong: the worst case
+prose       short questions: little to look up
+random      random tokens, and more of them at a temperature of 3: nothing to look up
+trap        the prose, with a drafter that always finds a place and always says the wrong thing
 
-Every repeat runs both variants one after the other on one engine without a prefix cache, the order
-rotating. Times are of decoding alone (from the step after the last first token), medians. Tokens
-are compared: they must be equal. The drafter learns from repeat to repeat, as in a server.
+The first three greedily and at temperature 0.8. Every repeat runs both variants one after the other
+on one engine without a prefix cache, the order rotating, and a third time without guesses: how far
+that is from the first says how much of a ratio is the machine's. Ratios are of decoding alone (from
+the step after the last first token) and of all of it (total): medians and quartiles of the repeats.
+Tokens are compared: they must be equal. The drafter learns from repeat to repeat, as in a server.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import random
 import statistics
 import textwrap
 import time
@@ -26,6 +31,7 @@ from typing import Any, NamedTuple
 
 from octavo import LLM, SamplingParams
 from octavo.core.drafter import Drafter, NoDrafter, PromptLookup
+from octavo.core.ngrams import LONGEST
 from octavo.core.request import Sequence
 
 
@@ -34,14 +40,26 @@ class Wrong(PromptLookup):
 
     def lookup(self, seq: Sequence, most: int) -> tuple[int, array[int]]:
         super().lookup(seq, most)
-        return self.max_ngram, array("i", [(seq.tokens[-1] * 31 + 7) % 1000 + 100] * most)
+        return LONGEST, array("i", [(seq.tokens[-1] * 31 + 7) % 1000 + 100] * most)
 
 
 class Work(NamedTuple):
     """Requests of one kind."""
 
+    name: str
+    temperature: float
     prompts: list[list[int]]
-    params: SamplingParams
+
+
+class Run(NamedTuple):
+    """Seconds of decoding and of all; the tokens; steps, guesses and guesses that held."""
+
+    decode: float
+    total: float
+    made: tuple[tuple[int, ...], ...]
+    steps: int
+    drafted: int
+    accepted: int
 
 
 def sources() -> list[str]:
@@ -69,40 +87,43 @@ QUESTIONS = [
 ]
 
 
-def works(llm: LLM, streams: int, tokens: int) -> dict[str, Work]:
+def works(llm: LLM, streams: int) -> list[Work]:
     def ask(texts: Iterable[str]) -> list[list[int]]:
         asked = [llm.chat_ids([{"role": "user", "content": text}]) for text in texts]
         return [asked[i % len(asked)] for i in range(streams)]
 
-    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    warm = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, seed=1)
-    edit = [
+    edit = ask(
         f"Rename the first argument to `value`. Answer with the whole file.\n```python\n{text}```"
         for text in sources()
+    )
+    retell = ask(f"Summarise this in five sentences:\n\n{text}" for text in passages())
+    prose = ask(QUESTIONS)
+    draw = random.Random(20260229)
+    top = llm.assembly.door.vocab_size
+    noise = [[draw.randrange(top) for _ in range(64)] for _ in range(streams)]
+    made = [
+        Work(name, temperature, prompts)
+        for name, prompts in (("edit", edit), ("summarise", retell), ("prose", prose))
+        for temperature in (0.0, 0.8)
     ]
-    retell = [f"Summarise this in five sentences:\n\n{text}" for text in passages()]
-    return {
-        "edit": Work(ask(edit), greedy),
-        "summarise": Work(ask(retell), greedy),
-        "chat": Work(ask(QUESTIONS), warm),
-        "surprise": Work(ask(QUESTIONS), warm),
-    }
+    return [*made, Work("random", 3.0, noise), Work("trap", 0.8, prose)]
 
 
-def decode(
-    llm: LLM, work: Work, drafter: Drafter, clock: Callable[[], float]
-) -> tuple[float, list[tuple[int, ...]], tuple[int, int, int]]:
-    """Time from the step after the last first token to the end; the tokens; steps, guesses, and
-    guesses that held."""
+def run(llm: LLM, work: Work, tokens: int, drafter: Drafter, clock: Callable[[], float]) -> Run:
+    """Let every stream write `tokens` tokens."""
     engine, door = llm.assembly.engine, llm.assembly.door
     scheduler = engine.scheduler
     scheduler.drafter = drafter
+    params = SamplingParams(
+        temperature=work.temperature, max_tokens=tokens, ignore_eos=True, seed=1
+    )
     counters = scheduler.stats.counters
     before = counters.steps, counters.drafted_tokens, counters.accepted_tokens
     made: dict[str, tuple[int, ...]] = {}
+    begun = clock()
     for i, prompt in enumerate(work.prompts):
         made[str(i)] = ()
-        engine.add(door.request(str(i), prompt, work.params, arrival=0.0))
+        engine.add(door.request(str(i), prompt, params, arrival=0.0))
     start = 0.0
     while engine.has_work:
         engine.pump(0.0)
@@ -110,10 +131,10 @@ def decode(
             made[event.request_id] += event.tokens
         if not start and all(made.values()):
             start = clock()
-    spent = clock() - start
+    end = clock()
     after = counters.steps, counters.drafted_tokens, counters.accepted_tokens
-    steps, drafted, accepted = (x - y for x, y in zip(after, before, strict=True))
-    return spent, list(made.values()), (steps, drafted, accepted)
+    grown = (x - y for x, y in zip(after, before, strict=True))
+    return Run(end - start, end - begun, tuple(made.values()), *grown)
 
 
 def main() -> None:
@@ -122,6 +143,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--work", nargs="+", help="Kinds to run, such as edit@0.8 or trap.")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument(
@@ -133,44 +155,63 @@ def main() -> None:
     clock = time.process_time if args.cpu else time.perf_counter
     out = []
     print(args.model, "(processor time of one thread)" if args.cpu else "")
-    print("streams  work        plain s  guessed s  speedup  steps  drafted  held   repeats")
+    print(
+        "streams  work           speedup (quartiles)     total   control (quartiles)    plain tok/s"
+        "  steps  drafted  held"
+    )
     for streams in args.streams:
-        for name, work in works(llm, streams, args.tokens).items():
-            out.append(cell(llm, name, work, args.repeats, clock))
+        for work in works(llm, streams):
+            full = f"{work.name}@{work.temperature:g}"
+            if args.work is None or {work.name, full} & set(args.work):
+                out.append(cell(llm, work, args.repeats, args.tokens, clock))
     print(json.dumps({"bench": "speculation", "model": args.model, "cells": out}))
 
 
 def cell(
-    llm: LLM, name: str, work: Work, repeats: int, clock: Callable[[], float]
+    llm: LLM, work: Work, repeats: int, tokens: int, clock: Callable[[], float]
 ) -> dict[str, Any]:
     """Both variants in turn, the order rotating; prints a line."""
     drafters: dict[str, Drafter] = {
         "plain": NoDrafter(),
-        "guessed": Wrong() if name == "surprise" else PromptLookup(),
+        "guessed": Wrong() if work.name == "trap" else PromptLookup(),
+        "control": NoDrafter(),
     }
-    seen: dict[str, list[float]] = {variant: [] for variant in drafters}
-    tokens, grown = set(), (0, 0, 0)
+    runs: dict[str, list[Run]] = {variant: [] for variant in drafters}
+    names = list(drafters)
     for repeat in range(repeats):
-        for variant in list(drafters) if repeat % 2 else list(reversed(drafters)):
-            spent, made, counts = decode(llm, work, drafters[variant], clock)
-            seen[variant].append(spent)
-            tokens.add(tuple(made))
-            grown = counts if variant == "guessed" else grown
-    assert len(tokens) == 1, "speculation changed tokens"
-    steps, drafted, accepted = grown
-    plain, guessed = (statistics.median(seen[v]) for v in ("plain", "guessed"))
-    ratios = [p / g for p, g in zip(seen["plain"], seen["guessed"], strict=True)]
+        turn = names[repeat % 3 :] + names[: repeat % 3]
+        for variant in turn if repeat % 2 else reversed(turn):
+            runs[variant].append(run(llm, work, tokens, drafters[variant], clock))
+    assert len({each.made for all in runs.values() for each in all}) == 1, "other tokens"
+    decode, total = ratios(runs, "guessed", "decode"), ratios(runs, "guessed", "total")
+    control, last = ratios(runs, "control", "decode"), runs["guessed"][-1]
+    streams, name = len(work.prompts), f"{work.name}@{work.temperature:g}"
+    rate = streams * (tokens - 1) / statistics.median(each.decode for each in runs["plain"])
     print(
-        f"{len(work.prompts):7}  {name:10} {plain:8.3f} {guessed:10.3f} {plain / guessed:8.2f}x"
-        f" {steps:6} {drafted:8} {accepted / max(1, drafted):5.0%}   "
-        f"{[round(r, 2) for r in ratios]}",
+        f"{streams:7}  {name:13} {shown(decode)} {statistics.median(total):8.2f}x"
+        f"  {shown(control)} {rate:10.0f} {last.steps:6} {last.drafted:8}"
+        f" {last.accepted / max(1, last.drafted):5.0%}",
         flush=True,
     )
     return {
-        "streams": len(work.prompts), "work": name, "plain_s": seen["plain"],
-        "guessed_s": seen["guessed"], "speedup": plain / guessed, "steps": steps,
-        "drafted": drafted, "accepted": accepted,
+        "streams": streams, "work": work.name, "temperature": work.temperature,
+        "speedup": statistics.median(decode), "speedup_total": statistics.median(total),
+        "control": statistics.median(control), "plain_tokens_per_s": rate,
+        "decode_s": {name: [round(each.decode, 4) for each in all] for name, all in runs.items()},
+        "steps": last.steps, "drafted": last.drafted, "accepted": last.accepted,
     }  # fmt: skip
+
+
+def ratios(runs: dict[str, list[Run]], variant: str, what: str) -> list[float]:
+    """How many times faster than plain the variant was, for each repeat."""
+    pairs = zip(runs["plain"], runs[variant], strict=True)
+    return [getattr(plain, what) / getattr(other, what) for plain, other in pairs]
+
+
+def shown(values: list[float]) -> str:
+    """Median and quartiles."""
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return f"{statistics.median(values):6.2f}x ({low:.2f} .. {high:.2f})"
 
 
 if __name__ == "__main__":

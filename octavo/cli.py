@@ -208,6 +208,8 @@ class _Answer:
         self.last = 0.0
         self.texts: list[str] = []
         self.num_tokens = 0
+        self.num_drafted = 0
+        self.num_accepted = 0
         self.finish = "abort"
 
     @property
@@ -219,6 +221,7 @@ class _Answer:
         self.first = self.first or self.last
         self.texts.append(piece.text)
         self.num_tokens += len(piece.token_ids)
+        self.num_drafted, self.num_accepted = piece.num_drafted, piece.num_accepted
         if piece.finish_reason is not None:
             self.finish = piece.finish_reason
         if piece.error is not None:
@@ -231,6 +234,8 @@ class _Answer:
     def summary(self) -> str:
         wait = self.first - self.asked
         why = ", ended by --max-tokens" if self.finish == "length" else ""
+        if self.num_accepted:
+            why = f", {self.num_accepted} of {self.num_drafted} guesses held{why}"
         return (
             f"{self.num_prompt} + {self.num_tokens} tokens, first after {wait:.2f} s, "
             f"then {self.tokens_per_s:.0f} tok/s{why}"
@@ -243,6 +248,8 @@ class _Answer:
             "finish_reason": self.finish,
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_tokens,
+            "drafted_tokens": self.num_drafted,
+            "accepted_tokens": self.num_accepted,
             "load_s": round(self.asked - self.start, 4),
             "ttft_s": round(self.first - self.asked, 4),
             "tokens_per_s": round(self.tokens_per_s, 2),
@@ -412,7 +419,8 @@ Examples:
 @click.option(
     "--record",
     type=click.File("w", lazy=False),
-    help="Write every request and step into this file, for `octavo simulate`; it holds prompts.",
+    help="Write every request and step into this file, for `octavo simulate`; it holds prompts. "
+    "Speculation is off then.",
 )
 def serve(record: Any, **flags: Any) -> None:
     """Serve a model over HTTP, in the shape of the OpenAI API."""
@@ -427,6 +435,9 @@ def serve(record: Any, **flags: Any) -> None:
     # Keys and port before the model: what is wrong is known at once, not after a download.
     keys, bound = Keys.read(server.api_key_file), serving.bind(server)
     start = time.monotonic()
+    if record is not None and engine.speculation != "off":
+        _note("a recorded run does not speculate: guesses depend on the clock", False)
+        engine = dataclasses.replace(engine, speculation="off")
     made = _assemble(engine, False)
     if record is not None:
         from octavo.sim.recording import Recorder

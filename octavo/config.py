@@ -86,7 +86,9 @@ class EngineConfig:
     prefix_caching: bool = knob(True, "Re-use KV blocks of prompts that begin alike.")
     policy: Literal["fcfs", "priority", "static"] = knob("fcfs", "Order of admission.")
     speculation: Literal["off", "auto"] = knob(
-        "off", "Guess tokens from earlier text and check them: same tokens, sometimes sooner."
+        "auto",
+        "Guess tokens from earlier text and check them, where that saves time: the same tokens, "
+        "sooner where text repeats itself.",
     )
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from operator import index
 
 from octavo.core.executor import Capacity
 from octavo.core.request import Request, SamplingParams
-from octavo.errors import ContextOverflow, InvalidRequest
+from octavo.errors import ContextOverflow, InvalidRequest, Unsupported
 from octavo.runtime.sampling import validate
 from octavo.text import OutputText, StopWatcher, Tokenizer
 
@@ -30,12 +30,14 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What a request is checked against. fingerprint: of the weights, seeds the prefix cache."""
+    """What a request is checked against. fingerprint: of the weights, seeds the prefix cache.
+    speculates: whether the engine guesses tokens, so that a request may ask for it."""
 
     tokenizer: Tokenizer
     capacity: Capacity
     vocab_size: int
     fingerprint: str
+    speculates: bool = False
 
     def request(
         self,
@@ -55,6 +57,7 @@ class Door:
         eos = frozenset() if params.ignore_eos else self.tokenizer.eos_ids
         self._check_lengths(ids, params)
         self._check_ids(ids)
+        self._check_speculation(params)
         validate(params, self.vocab_size, eos)
         watcher = None
         if params.stop:
@@ -75,6 +78,7 @@ class Door:
             tenant=caller.tenant,
             namespace=self.namespace(caller.salt),
             watcher=watcher,
+            prediction=self._predicted(params),
         )
 
     def namespace(self, salt: bytes) -> bytes:
@@ -94,6 +98,20 @@ class Door:
                 f"the prompt's {len(prompt)} tokens{asked} do not fit the {what} of {limit} tokens",
                 "prompt" if len(prompt) >= limit else "max_tokens",
             )
+
+    def _check_speculation(self, params: SamplingParams) -> None:
+        for name in ("speculation", "prediction"):
+            if getattr(params, name) and not self.speculates:
+                raise Unsupported(f"{name} needs an engine with --speculation auto", name)
+        if params.prediction and params.speculation is False:
+            raise InvalidRequest("prediction is of no use with speculation: false", "prediction")
+
+    def _predicted(self, params: SamplingParams) -> array[int] | None:
+        """The prediction's ids, as far as a sequence can be long."""
+        if not params.prediction:
+            return None
+        ids = token_ids(self.tokenizer.encode(params.prediction, bos=False))
+        return ids[: self.capacity.max_context]
 
     def _check_ids(self, prompt: array[int]) -> None:
         if not (min(prompt) >= 0 and max(prompt) < self.vocab_size):

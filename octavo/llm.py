@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from operator import index
 from typing import Any, overload
@@ -38,6 +38,7 @@ class Choice:
     """One continuation. error: why this one failed; the others did not.
 
     token_ids hold the token that stopped it, text does not. logprobs: one per token, if asked for.
+    num_drafted, num_accepted: tokens guessed for it (speculation), and those of them that held.
     """
 
     text: str
@@ -45,6 +46,8 @@ class Choice:
     finish_reason: str
     logprobs: tuple[TokenLogprob, ...] | None = None
     error: str | None = None
+    num_drafted: int = field(default=0, compare=False)
+    num_accepted: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,10 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step added to one choice of one prompt. finish_reason: set on the last piece."""
+    """What one step added to one choice of one prompt. finish_reason: set on the last piece.
+
+    num_drafted, num_accepted: tokens guessed for the choice so far, and those of them that held.
+    """
 
     prompt_index: int
     choice: int
@@ -88,6 +94,8 @@ class Piece:
     finish_reason: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     error: str | None = None
+    num_drafted: int = field(default=0, compare=False)
+    num_accepted: int = field(default=0, compare=False)
 
 
 class _Writer:
@@ -105,6 +113,7 @@ class _Writer:
         self.finish: FinishReason | None = None
         self.error: str | None = None
         self.num_cached = 0
+        self.drafted = 0, 0
 
     def take(self, event: Event) -> str:
         """The text that the event adds."""
@@ -121,15 +130,15 @@ class _Writer:
         if event.prompt_logprobs is not None:
             self.prompt_logprobs = event.prompt_logprobs
         self.num_cached = max(self.num_cached, event.num_cached)
+        self.drafted = event.num_drafted, event.num_accepted
         self.finish, self.error = event.finish, event.error
         return text
 
     def choice(self) -> Choice:
         assert self.finish is not None
         logprobs = None if self.logprobs is None else tuple(self.logprobs)
-        return Choice(
-            "".join(self.texts), tuple(self.tokens), self.finish.value, logprobs, self.error
-        )
+        text, tokens = "".join(self.texts), tuple(self.tokens)
+        return Choice(text, tokens, self.finish.value, logprobs, self.error, *self.drafted)
 
 
 class LLM:
@@ -239,6 +248,8 @@ class LLM:
                 None if event.finish is None else event.finish.value,
                 event.logprobs,
                 event.error,
+                event.num_drafted,
+                event.num_accepted,
             )
 
     def stream_chat(

@@ -11,7 +11,7 @@ from octavo import LLM, SamplingParams
 
 def main() -> None:
     model, threads = sys.argv[1], int(sys.argv[2])
-    llm = LLM(model, threads=threads)
+    llm = LLM(model, threads=threads, speculation="off")
     print("@{}", flush=True)
     for line in sys.stdin:
         task = json.loads(line)

@@ -80,16 +80,18 @@ def offline(
             str(cell["prompt"]), str(cell["output"]), str(cell["concurrency"]),
             f"{cell['prefill_tokens_per_s']:.0f}", f"{cell['prefill_share']:.0%}",
             f"{cell['decode_tokens_per_s']:.1f}", f"{cell['decode_share']:.0%}",
+            f"{cell['guessed_share']:.0%}",
             f"{cell['ttft_s'] * 1e3:.0f}", f"{cell['tpot_s'] * 1e3:.1f}",
         ]
         for cell in report["cells"]
     ]  # fmt: skip
     head = ["prompt", "output", "at once", "prefill tok/s", "of roof", "decode tok/s", "of roof",
-            "TTFT ms", "TPOT ms"]  # fmt: skip
+            "guessed", "TTFT ms", "TPOT ms"]  # fmt: skip
     plain_table(head, rows, right=True)
     click.echo(
         "\nof roof: measured / the least time in which this machine can do the same operations "
-        "and read the same bytes."
+        "and read the same bytes, a step for every token. guessed: output tokens that speculation "
+        "saved a step each (--speculation off: none)."
     )
 
 

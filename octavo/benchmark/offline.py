@@ -2,7 +2,8 @@
 
 Every cell sends `concurrency` prompts of random tokens at once and lets each write `output` tokens,
 greedy, with no stop and no prefix cache. Prefill is counted until the last first token, decode
-after it. The roof is the cost of the same program at the machine's measured ceilings.
+after it. The roof is the cost of the same program at the machine's measured ceilings, a step for
+every token: where tokens were guessed (`--speculation`) speed may pass it, so their share is told.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Seconds of one run: until all first tokens, after that, and per request."""
+    """Seconds of one run: until all first tokens, after that, and per request. guessed: tokens
+    that speculation saved a step each."""
 
     prefill: float
     decode: float
     decoded: int
     ttft: float
     tpot: float
+    guessed: int
 
 
 def measure(llm: LLM, plan: Plan, ceilings: Ceilings | None = None) -> dict[str, Any]:
@@ -63,6 +66,7 @@ def measure(llm: LLM, plan: Plan, ceilings: Ceilings | None = None) -> dict[str,
         "model": llm.assembly.name,
         "threads": config.threads,
         "isa": config.isa,
+        "speculation": config.speculation,
         "ceilings": ceilings.as_dict(),
         "repeat": plan.repeat,
         "cells": cells,
@@ -84,7 +88,7 @@ def _run(llm: LLM, prompt: int, output: int, at_once: int, run: int) -> Run:
     prompts = _prompts(llm, prompt, at_once, run)
     first: dict[int, float] = {}
     last: dict[int, float] = {}
-    decoded = 0
+    decoded = guessed = 0
     start = time.perf_counter()
     for piece in llm.stream(prompts, params):
         now = time.perf_counter()
@@ -92,6 +96,8 @@ def _run(llm: LLM, prompt: int, output: int, at_once: int, run: int) -> Run:
             raise InvalidRequest(piece.error)
         first.setdefault(piece.prompt_index, now)
         last[piece.prompt_index] = now
+        if piece.finish_reason is not None:
+            guessed += piece.num_accepted
         if len(first) == at_once:
             decoded += len(piece.token_ids)
     begun = max(first.values())
@@ -100,7 +106,7 @@ def _run(llm: LLM, prompt: int, output: int, at_once: int, run: int) -> Run:
     decoded -= sum(1 for at in first.values() if at == begun)
     tpots = [(last[i] - first[i]) / (output - 1) for i in first]
     ttft = statistics.mean(at - start for at in first.values())
-    return Run(begun - start, end - begun, decoded, ttft, statistics.mean(tpots))
+    return Run(begun - start, end - begun, decoded, ttft, statistics.mean(tpots), guessed)
 
 
 def _cell(
@@ -121,6 +127,7 @@ def _cell(
         "decode_roof_tokens_per_s": decode_roof,
         "decode_share": decode / decode_roof,
         "ttft_s": statistics.median(run.ttft for run in runs),
+        "guessed_share": statistics.median(run.guessed for run in runs) / (output * at_once),
         "tpot_s": statistics.median(run.tpot for run in runs),
     }
 

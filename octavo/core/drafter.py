@@ -2,21 +2,24 @@
 
 A drafter offers tokens for rows that are ready to go out; the scheduler appends them with one
 sample `Want` each and at commit keeps those that equal what the sampler chose there. So a drafter
-can make a stream faster or slower, and never different. Prompt lookup (Saxena 2023) finds the
-latest earlier place in the sequence's own tokens that ends like it, and offers what followed.
+can make a stream faster or slower, and never different. Prompt lookup (Saxena 2023) finds an
+earlier place in the sequence's own tokens, or in the text that its caller predicted, that agrees
+with its end, and offers what followed there.
 
 How many tokens are offered is decided by what they cost and by how often such guesses held:
 
-- The price of one more token in a step, as a share of the step, is learned from the steps' own
-  times: on a CPU bound by memory the first few are cheap, and in a large batch none is.
-- A sequence keeps how often guesses that rested on n equal tokens held, lately. A token is offered
-  while its chance, times what a step yields, is worth its price.
-- Whatever the guesses, every sequence in a step has an account, in steps. It gains SHARE a step and
-  one for each accepted token of its own; it pays the price of every draft in its step, its own or
-  not; and no step drafts more than its poorest sequence can pay. So a stream whose neighbours'
-  drafts bring it nothing is slowed by SHARE and START steps at most, as far as the price is right.
+- The price of a draft, as a share of a step, is measured: what steps with drafts took, against
+  plain steps of the same rows. On a CPU bound by memory the first few are cheap, and in a large
+  batch none is. Until it is measured it is believed to be what FIXED says.
+- A guess that rests on n equal tokens is as likely to hold as such guesses were lately, in this
+  sequence and before. The step gets the draft with the most expected tokens a second.
+- Whatever the guesses, every sequence has an account, in seconds. It gains SHARE of all time since
+  its first step, and the time of a step for each accepted token of its own; it pays what every
+  draft made steps longer by, its own or not, as measured. No step drafts more than its poorest
+  sequence can pay. So a stream to which guesses bring nothing is slowed by SHARE of its time and
+  START of a step, and by what one step's price was underestimated.
 
-Pure Python over token ids; no tensors, no clock.
+Pure Python over token ids; no tensors, no clock: it is told what steps took.
 """
 
 from __future__ import annotations
@@ -24,16 +27,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from itertools import islice
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from octavo.core.batch import Row
+from octavo.core.ngrams import LONGEST, Trail
 from octavo.core.request import Sequence
 
 SHARE = 0.01  # of its time that a stream may spend on guesses
 START = 0.25  # steps that a stream may spend before it has earned any
 CAP = 8.0  # steps that a stream may save up
-INDEX_TOKENS = 2048  # most tokens of a sequence indexed in one step
+MARGIN = 0.02  # of speed that a draft must promise
+MAX_DRAFT = 15
 
 Offer = tuple[int, "array[int]"]
 
@@ -49,11 +54,11 @@ class Drafter(Protocol):
         ...
 
     def learn(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        """`accepted` of the tokens drafted for `seq` held."""
+        """`accepted` of the tokens drafted for `seq` held. Comes before the step's `timed`."""
         ...
 
-    def timed(self, tokens: int, outputs: int, seconds: float) -> None:
-        """A step of so many tokens and wanted outputs took so long."""
+    def timed(self, rows: int, tokens: int, drafted: int, seconds: float) -> None:
+        """A step of so many rows and tokens, so many of them drafted, took so long."""
         ...
 
 
@@ -66,166 +71,191 @@ class NoDrafter:
     def learn(self, seq: Sequence, drafted: int, accepted: int) -> None:
         pass
 
-    def timed(self, tokens: int, outputs: int, seconds: float) -> None:
+    def timed(self, rows: int, tokens: int, drafted: int, seconds: float) -> None:
         pass
 
 
-class StepPrice:
-    """What a token more costs, from the times of decode steps: a line through (tokens, seconds),
-    old ones forgotten, leaning on a first belief while all steps have the same size.
+class StepTimes:
+    """What a plain decode step of the rows of the moment takes, and what drafts add to it.
 
-    The belief: a step costs as much as FIXED tokens before its first.
+    plain: seconds, the median of the last few; 0 while there was none since the rows changed, or
+    none for long. Prices are kept by size (of the batch and of the draft, in powers of two) as
+    factors on a belief: that a step costs as much as FIXED tokens before its first.
     """
 
-    FIXED = 4.0
-    FORGET = 0.98
-    LEAN = 2.0  # tokens squared: how much spread outweighs the belief
+    FIXED = 6.0
+    RECENT = 5
+    STALE = 64  # drafted steps in a row after which a plain one is due
+    SLOWEST = 0.1  # weight of a sample when there were many
 
-    __slots__ = ("_seen", "_spread", "_together", "seconds", "tokens")
+    __slots__ = ("_factors", "_recent", "_rows", "_since", "plain")
 
     def __init__(self) -> None:
-        self.tokens = 1.0  # means
-        self.seconds = 0.0
-        self._seen = self._spread = self._together = 0.0
+        self.plain = 0.0
+        self._rows = 0
+        self._recent: list[float] = []
+        self._since = 0
+        self._factors: dict[tuple[int, int], tuple[float, float]] = {}  # factor, samples
 
-    def add(self, tokens: int, seconds: float) -> None:
-        """A step; one that took absurdly long (the machine was busy) counts as three."""
-        if not self._seen:
-            self._seen, self.tokens, self.seconds = 1.0, float(tokens), seconds
-            return
-        seconds = min(seconds, 3.0 * self.line(tokens))
-        keep = self.FORGET
-        self._seen = keep * self._seen + 1.0
-        dx, dy = tokens - self.tokens, seconds - self.seconds
-        self.tokens += dx / self._seen
-        self.seconds += dy / self._seen
-        self._spread = keep * self._spread + dx * (tokens - self.tokens)
-        self._together = keep * self._together + dx * (seconds - self.seconds)
+    def renew(self) -> None:
+        """The rows are others now: what their steps take is not known."""
+        self._recent.clear()
+        self.plain = 0.0
 
-    @property
-    def slope(self) -> float:
-        """Seconds a token."""
-        believed = self.seconds / (self.FIXED + self.tokens)
-        slope = (self._together + self.LEAN * believed) / (self._spread + self.LEAN)
-        return max(slope, 0.1 * believed)
+    def stands(self, rows: int) -> bool:
+        """Whether `plain` is known for so many rows, and fresh."""
+        return self.plain > 0.0 and rows == self._rows and self._since < self.STALE
 
-    def line(self, tokens: int) -> float:
-        """Seconds of a step of so many tokens, never less than a tenth of the mean."""
-        return max(0.1 * self.seconds, self.seconds + self.slope * (tokens - self.tokens))
+    def price(self, rows: int, drafted: int) -> float:
+        """What a draft adds to a step of so many rows, as a share of it."""
+        return drafted / (self.FIXED + rows) * self._factor(rows, drafted)
 
-    def of_one(self, tokens: int) -> float:
-        """A token more in a step of so many, as a share of that step."""
-        if not self.seconds:
-            return 1.0 / (self.FIXED + tokens)
-        return self.slope / self.line(tokens)
+    def _factor(self, rows: int, drafted: int) -> float:
+        """That of the nearest size of which there is one, smaller ones first."""
+        size, wanted = (rows - 1).bit_length(), drafted.bit_length()
+        for near in (*range(wanted, 0, -1), *range(wanted + 1, 8)):
+            known = self._factors.get((size, near))
+            if known is not None:
+                return known[0]
+        return 1.0
+
+    def add(self, rows: int, drafted: int, seconds: float) -> float:
+        """A decode step; returns the seconds that its draft cost.
+
+        A step that was held up by something else (a busy machine) must not count for more than one.
+        """
+        if drafted:
+            self._since += 1
+            if rows != self._rows or not self.plain:
+                return 0.0
+            believed = drafted / (self.FIXED + rows)
+            extra = min(max(0.0, seconds / self.plain - 1.0), believed + 1.0)
+            key = (rows - 1).bit_length(), drafted.bit_length()
+            factor, samples = self._factors.get(key, (self._factor(rows, drafted), 1.0))
+            weight = max(self.SLOWEST, 1.0 / (samples + 1.0))
+            factor += weight * (extra / believed - factor)
+            self._factors[key] = max(factor, 0.05), samples + 1.0
+            return extra * self.plain
+        if rows != self._rows:
+            self.renew()
+        self._rows, self._since = rows, 0
+        recent = self._recent
+        recent.append(seconds)
+        del recent[: -self.RECENT]
+        self.plain = sorted(recent)[len(recent) // 2]
+        return 0.0
+
+
+class Odds:
+    """How often guesses held that rested on n tokens, lately; sorted by the magnitude of n.
+
+    base: the odds of all sequences, from which one of its own starts.
+    """
+
+    FIRST = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9)  # believed at first, by n.bit_length()
+    PRIOR = 2.0  # trials that a belief counts as
+    HOPE = 0.97  # of old failures with each chance let pass
+
+    __slots__ = ("_base", "_fade", "_failed", "_held")
+
+    def __init__(self, base: Odds | None = None) -> None:
+        self._base = base
+        self._fade = 0.92 if base is not None else 0.99  # of old trials with each new one
+        self._held = [0.0] * len(self.FIRST)
+        self._failed = [0.0] * len(self.FIRST)
+
+    def chance(self, n: int) -> float:
+        """That the token after n equal ones is the next."""
+        return self._chance(min(n, LONGEST).bit_length())
+
+    def _chance(self, level: int) -> float:
+        belief = self.FIRST[level] if self._base is None else self._base._chance(level)
+        held = self._held[level] + self.PRIOR * belief
+        return held / (self._held[level] + self._failed[level] + self.PRIOR)
+
+    def tried(self, n: int, held: bool) -> None:
+        level = min(n, LONGEST).bit_length()
+        self._held[level] = self._fade * self._held[level] + held
+        self._failed[level] = self._fade * self._failed[level] + (not held)
+        if self._base is not None:
+            self._base.tried(n, held)
+
+    def passed(self, n: int) -> None:
+        """A chance to guess was let pass: what failed may hold again."""
+        self._failed[min(n, LONGEST).bit_length()] *= self.HOPE
 
 
 class _Notes:
-    """What prompt lookup knows of a sequence: where its n-grams last ended, its account, and how
-    often guesses held that rested on n tokens (the chance that the next token is right)."""
+    """What prompt lookup knows of a sequence. saved: its account, but for what all have in common
+    (`PromptLookup._common`). found: on how many tokens its draft rests."""
 
-    PRIOR = 2.0  # trials that the first belief counts as: n of n + 1 hold
-    FADE = 0.92  # of old trials with each new one
-    HOPE = 0.97  # of old failures with each chance let pass
+    __slots__ = ("found", "odds", "saved", "trail")
 
-    __slots__ = ("account", "failed", "found", "held", "indexed", "where")
-
-    def __init__(self, max_ngram: int) -> None:
-        self.account = START
-        self.held = [0.0] * (max_ngram + 1)
-        self.failed = [0.0] * (max_ngram + 1)
-        self.where: dict[bytes, int] = {}  # int32 tokens: where they ended
-        self.indexed = 0
+    def __init__(self, seq: Sequence, odds: Odds, common: float) -> None:
+        self.trail = Trail(_lead(seq))
+        self.odds = Odds(odds)
+        self.saved = -common
         self.found = 0
-
-    def chance(self, n: int) -> float:
-        held = self.held[n] + self.PRIOR * n / (n + 1)
-        return held / (self.held[n] + self.failed[n] + self.PRIOR)
-
-    def trial(self, n: int, held: int, failed: int) -> None:
-        self.held[n] = self.FADE * self.held[n] + held
-        self.failed[n] = self.FADE * self.failed[n] + failed
 
 
 class PromptLookup:
-    """Drafts of at most max_draft tokens that rest on max_ngram down to min_ngram equal ones."""
+    """Drafts of at most max_draft tokens for a sequence."""
 
-    def __init__(self, max_ngram: int = 4, min_ngram: int = 2, max_draft: int = 15) -> None:
-        if not 1 <= min_ngram <= max_ngram:
-            raise ValueError(f"1 <= min_ngram <= max_ngram, got {min_ngram} and {max_ngram}")
+    def __init__(self, max_draft: int = MAX_DRAFT) -> None:
         if max_draft < 1:
             raise ValueError(f"max_draft must be at least 1, got {max_draft}")
-        self.max_ngram = max_ngram
-        self.min_ngram = min_ngram
         self.max_draft = max_draft
-        self.price = StepPrice()
+        self.times = StepTimes()
+        self._odds = Odds()
+        self._common = 0.0  # SHARE of all steps' seconds, less those that drafts cost
 
     def drafts(self, rows: Seq[Row], live: Mapping[int, Sequence], room: int) -> Iterable[Offer]:
-        price = self.price.of_one(len(rows))
-        purse = CAP
+        times, common, count = self.times, self._common, len(rows)
+        most = CAP * times.plain
+        purse, reading = most, False
         for row in rows:
-            if len(row.outputs) != len(row.tokens):
-                return ()  # prompts are read in this step: it is bound by arithmetic
-            notes = self._notes(live[row.seq_id])
-            notes.account = min(CAP, notes.account + SHARE)
-            purse = min(purse, notes.account)
-        room = min(room, int(purse / price))
-        # Not even a guess that is sure to hold would pay.
-        if room < 1 or price * len(rows) >= 1.0:
+            notes = live[row.seq_id].notes
+            if not isinstance(notes, _Notes):
+                notes = self._notes(live[row.seq_id])
+            account = notes.saved + common
+            if account < purse:
+                purse = account
+            elif account > most > 0.0:
+                notes.saved = most - common
+            reading = reading or len(row.outputs) != len(row.tokens)
+        # A step that reads prompts is bound by arithmetic: there a draft costs like any token.
+        if reading or not times.stands(count):
             return ()
-        offers = self._worth(self._candidates(rows, live), price, len(rows), room)
-        spent = price * sum(len(draft) for _, draft in offers)
-        if spent:
-            for row in rows:
-                self._notes(live[row.seq_id]).account -= spent
-        return offers
+        purse += START * times.plain
+        # Not even a guess that is sure to hold would pay, or there is nothing to pay it with.
+        price = times.price(count, 1)
+        if price * count >= 1.0 or price * times.plain > purse:
+            return ()
+        return self._best(self._candidates(rows, live), count, purse / times.plain, room)
 
     def learn(self, seq: Sequence, drafted: int, accepted: int) -> None:
         notes = self._notes(seq)
-        notes.account = min(CAP, notes.account + accepted)
-        notes.trial(notes.found, accepted, int(accepted < drafted))
+        notes.saved += accepted * self.times.plain
+        for i in range(min(accepted + 1, drafted)):
+            notes.odds.tried(notes.found + i, i < accepted)
 
-    def timed(self, tokens: int, outputs: int, seconds: float) -> None:
-        if tokens == outputs:
-            self.price.add(tokens, seconds)
+    def timed(self, rows: int, tokens: int, drafted: int, seconds: float) -> None:
+        self._common += SHARE * seconds
+        if tokens == rows + drafted:
+            self._common -= self.times.add(rows, drafted, seconds)
 
     def lookup(self, seq: Sequence, most: int) -> tuple[int, array[int]]:
-        """(n, the at most `most` tokens after the latest earlier place with the same last n ones);
-        (0, none) if there is no such place. Where it runs into the end it goes on in a circle."""
-        tokens, notes = seq.tokens, self._notes(seq)
-        end = len(tokens)
-        self._index(notes, tokens)
-        for n in range(min(self.max_ngram, end - 1), self.min_ngram - 1, -1):
-            at = notes.where.get(tokens[end - n :].tobytes())
-            if at is not None:
-                draft = tokens[at : at + most]
-                while len(draft) < most:
-                    draft.extend(draft[: most - len(draft)])
-                return n, draft
-        return 0, tokens[:0]
-
-    def _index(self, notes: _Notes, tokens: array[int]) -> None:
-        """Note the n-grams that have a next token and are not noted yet: later ones win.
-
-        A long prompt takes several calls, or one step would be late (about 1 us a token).
-        """
-        where, first = notes.where, notes.indexed
-        end = min(len(tokens), first + INDEX_TOKENS)
-        for n in range(self.min_ngram, self.max_ngram + 1):
-            begin = max(first, n)  # n-grams end at begin .. end - 1
-            raw, size = tokens[begin - n : end].tobytes(), tokens.itemsize
-            for at in range(begin, end):
-                i = (at - begin) * size
-                where[raw[i : i + n * size]] = at
-        notes.indexed = end
+        """(n, at most `most` tokens that followed where the last n tokens stood before); (0, none)
+        if they did not."""
+        trail = self._notes(seq).trail
+        trail.extend(seq.tokens)
+        n, place = trail.search()
+        return n, trail.following(place, most) if n else seq.tokens[:0]
 
     def _candidates(
         self, rows: Seq[Row], live: Mapping[int, Sequence]
-    ) -> list[tuple[float, int, array[int]]]:
-        """(chance a token, number of the row, tokens) of all rows that have any.
-
-        The poorest comes first: until it has earned something, nobody can draft much.
-        """
+    ) -> list[tuple[int, array[int], _Notes]]:
+        """(number of the row, tokens, notes) of all rows that have any."""
         found = []
         for i, row in enumerate(rows):
             seq, last = live[row.seq_id], row.outputs[-1]
@@ -236,37 +266,67 @@ class PromptLookup:
             if draft:
                 notes = self._notes(seq)
                 notes.found = n
-                notes.failed[n] *= notes.HOPE
-                found.append((notes.account, notes.chance(n), i, draft))
-        found.sort(key=lambda one: one[0])
-        return [one[1:] for one in found]
+                found.append((i, draft, notes))
+        return found
 
-    @staticmethod
-    def _worth(
-        candidates: Seq[tuple[float, int, array[int]]], price: float, rows: int, room: int
+    def _best(
+        self,
+        found: Seq[tuple[int, array[int], _Notes]],
+        rows: int,
+        purse: float,
+        room: int,
     ) -> list[Offer]:
-        """Cut drafts where the step would yield fewer tokens a second with a token more, and to
-        equal shares of the room."""
-        offers, tokens, count = [], float(rows), 0
-        share = -(-room // max(1, len(candidates)))
-        for chance, i, draft in candidates:
-            own, holds = 0, chance
-            while own < min(len(draft), share) and count < room:
-                if holds * (1.0 + price * count) <= price * tokens:
-                    break
-                tokens += holds
-                holds *= chance
-                own += 1
-                count += 1
-            if own:
-                offers.append((i, draft[:own]))
+        """The drafts with the most expected tokens a second, token by token in order of chance.
+
+        purse: steps that they may cost together. Of guesses about as likely the poorest sequence's
+        comes first: until it has earned something, nobody can draft much.
+        """
+        heap = []
+        for k, (_, _, notes) in enumerate(found):
+            chance = notes.odds.chance(notes.found)
+            heap.append((-round(chance, 1), notes.saved, k, chance))
+        heapify(heap)
+        own, order = [0] * len(found), list[int]()
+        tokens, cost, price = float(rows), 0.0, self.times.price
+        best, rate = 0, rows * (1.0 + MARGIN)
+        # The price may have steps, so look a little beyond where speed first falls.
+        while heap and len(order) < min(room, best + 4):
+            _, saved, k, chance = heappop(heap)
+            cost = max(cost, price(rows, len(order) + 1))
+            if cost > purse:
+                break
+            order.append(k)
+            tokens += chance
+            if tokens > rate * (1.0 + cost):
+                best, rate = len(order), tokens / (1.0 + cost)
+            own[k] += 1
+            _, draft, notes = found[k]
+            if own[k] < len(draft):
+                chance *= notes.odds.chance(notes.found + own[k])
+                heappush(heap, (-round(chance, 1), saved, k, chance))
+        own = [0] * len(found)
+        for k in order[:best]:
+            own[k] += 1
+        offers = []
+        for (i, draft, notes), length in zip(found, own, strict=True):
+            if length:
+                offers.append((i, draft[:length]))
+            else:
+                notes.odds.passed(notes.found)
         return offers
 
     def _notes(self, seq: Sequence) -> _Notes:
         notes = seq.notes
         if not isinstance(notes, _Notes):
-            notes = seq.notes = _Notes(self.max_ngram)
+            notes = seq.notes = _Notes(seq, self._odds, self._common)
+            self.times.renew()
         return notes
+
+
+def _lead(seq: Sequence) -> array[int]:
+    """What the caller predicted, as if it had once followed the prompt's end."""
+    request = seq.request
+    return request.prompt[-LONGEST:] + request.prediction if request.prediction else array("i")
 
 
 def _before(draft: array[int], stop_ids: frozenset[int]) -> array[int]:
@@ -274,4 +334,4 @@ def _before(draft: array[int], stop_ids: frozenset[int]) -> array[int]:
     if stop_ids.isdisjoint(draft):
         return draft
     end = next(i for i, token in enumerate(draft) if token in stop_ids)
-    return array("i", islice(draft, end))
+    return draft[:end]

@@ -43,6 +43,9 @@ class SamplingParams:
     seed: None means that the door draws a random 64-bit one and keeps it in the request.
     Penalties: repetition (Keskar et al. 2019, over prompt and output), presence and frequency
     (OpenAI's definition, over output only).
+    speculation: whether the engine may guess tokens and check them; None leaves it to the engine.
+    prediction: text that the output is expected to resemble, to guess from. No token depends on
+    either.
     """
 
     max_tokens: int | None = None
@@ -65,6 +68,8 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    speculation: bool | None = None
+    prediction: str | None = None
 
     def __post_init__(self) -> None:
         def need(ok: bool, param: str, what: str) -> None:
@@ -115,6 +120,8 @@ class SamplingParams:
         ok = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
         need(ok, "stop", "a tuple of non-empty strings")
         need(isinstance(self.ignore_eos, bool), "ignore_eos", "a boolean")
+        need(self.speculation in (None, True, False), "speculation", "a boolean or None")
+        need(self.prediction is None or isinstance(self.prediction, str), "prediction", "a text")
 
 
 def shown(value: object) -> str:
@@ -163,8 +170,8 @@ class Request:
     stop_ids: every id that ends a sequence (the model's EOS/EOT unless ignore_eos, plus the
     caller's). namespace: seeds the block hashes (model id + weight version + tenant salt), so that
     requests of different namespaces never share KV. seed: 64 bits, drawn at the door if not given.
-    watcher: makes a fresh watcher for each choice. priority: lower runs first. speculation: whether
-    a drafter may guess for it (its tokens are the same either way).
+    watcher: makes a fresh watcher for each choice. priority: lower runs first. prediction: what the
+    caller expects the output to be, for a drafter to guess from.
     """
 
     id: str
@@ -177,7 +184,7 @@ class Request:
     tenant: str = ""
     namespace: bytes = b""
     watcher: Callable[[], Watcher] | None = None
-    speculation: bool = True
+    prediction: array[int] | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -205,6 +212,7 @@ class Sequence:
     max_len: tokens (prompt and output) at which it ends by length. stop_from: tokens before which
     no stop id (`suppress`, sorted) may be chosen. penalised: whether choosing looks at the tokens
     before. may_draft: whether guesses are welcome. notes: what the drafter remembers of it.
+    num_drafted, num_accepted: guesses made, and those of them that saved a step.
     """
 
     __slots__ = (
@@ -221,8 +229,10 @@ class Sequence:
         "max_len",
         "may_draft",
         "notes",
+        "num_accepted",
         "num_cached",
         "num_computed",
+        "num_drafted",
         "num_preemptions",
         "num_prompt",
         "num_scheduled",
@@ -250,11 +260,13 @@ class Sequence:
         self.num_cached = 0
         self.num_preemptions = 0
         self.num_steps = 0
+        self.num_drafted = 0
+        self.num_accepted = 0
         self.first_scheduled: float | None = None
         self.first_token: float | None = None
         self.block_table: array[int] = array("i")
         self.draft = NO_DRAFT
-        self.may_draft = request.speculation
+        self.may_draft = request.params.speculation is not False
         self.notes: object = None
         self.hashes: list[BlockHash] = []
         params = request.params
@@ -295,7 +307,11 @@ class TokenLogprob(NamedTuple):
 
 
 class Event(NamedTuple):
-    """News of one choice after a step: the tokens it gained, and how it ended if it did."""
+    """News of one choice after a step: the tokens it gained, and how it ended if it did.
+
+    num_drafted, num_accepted: guesses made for it so far, and those that held; they depend on the
+    times of steps, so they are no part of what is equal from run to run.
+    """
 
     request_id: str
     choice: int
@@ -306,3 +322,5 @@ class Event(NamedTuple):
     error: str | None = None
     num_cached: int = 0
     num_preemptions: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0

@@ -434,7 +434,7 @@ class Scheduler:
             raise EngineError(f"step {result.step} came back, {self._committed} was due")
         events, self._events = self._events, []
         live, results, size = self._live, result.rows, self.blocks.block_size
-        num_tokens = num_outputs = 0
+        num_tokens = num_outputs = num_drafted = 0
         for row in batch.rows:
             seq_id, start, tokens, _, wants = row
             seq, res = live[seq_id], results.get(seq_id)
@@ -442,6 +442,7 @@ class Scheduler:
             old, new = seq.num_computed, start + len(tokens) - drafted
             num_tokens += len(tokens)
             num_outputs += len(wants)
+            num_drafted += drafted
             seq.num_computed = new
             seq.num_steps += 1
             if seq.state is State.ENDED:
@@ -470,7 +471,7 @@ class Scheduler:
         counters.computed_tokens += num_tokens
         seconds = result.finished - result.started
         counters.busy_seconds += seconds
-        self.drafter.timed(num_tokens, num_outputs, seconds)
+        self.drafter.timed(len(batch.rows), num_tokens, num_drafted, seconds)
         return events
 
     def _publish(self, seq: Sequence, old: int, new: int) -> None:
@@ -486,7 +487,10 @@ class Scheduler:
         were masked. KV beyond the last right guess is not counted: it will be written again.
         """
         draft, seq.draft = seq.draft, NO_DRAFT
+        seq.num_drafted += len(draft)
+        accepted = seq.num_accepted
         for i, token in enumerate(res.tokens):
+            seq.num_accepted = accepted + i
             events.append(self._take(seq, RowResult((token,), res.logprobs[i : i + 1]), now))
             if i == len(draft) or token != draft[i] or seq.state is State.ENDED or _masked(seq):
                 break
@@ -496,14 +500,14 @@ class Scheduler:
                 self._publish(seq, old, old + 1)
         if seq.state is not State.ENDED:
             self.blocks.trim(seq, seq.num_scheduled)
-        self.stats.counters.drafted_tokens += len(draft)
-        self.stats.counters.accepted_tokens += i
+        self.stats.drafted(len(draft), i)
         self.drafter.learn(seq, len(draft), i)
 
     def _forgo(self, seq: Sequence, computed: int) -> None:
         """A row with a draft failed, perhaps for the draft's sake: compute it again without one,
         and guess no more for this sequence."""
-        self.stats.counters.drafted_tokens += len(seq.draft)
+        self.stats.drafted(len(seq.draft), 0)
+        seq.num_drafted += len(seq.draft)
         seq.draft, seq.may_draft = NO_DRAFT, False
         seq.num_computed = seq.num_scheduled = computed
         self.blocks.trim(seq, computed)
@@ -542,6 +546,8 @@ class Scheduler:
             None,
             seq.num_cached,
             seq.num_preemptions,
+            seq.num_drafted,
+            seq.num_accepted,
         )
 
     # ---- ends -----------------------------------------------------------------------------------
@@ -574,6 +580,8 @@ class Scheduler:
             finish=reason,
             num_cached=seq.num_cached,
             num_preemptions=seq.num_preemptions,
+            num_drafted=seq.num_drafted,
+            num_accepted=seq.num_accepted,
         )
 
     def _retire(self, seq: Sequence) -> None:

@@ -44,11 +44,11 @@ class Counters:
     computed_tokens: handed to the executor and committed (prompt, recomputed and generated ones,
     and guesses); recomputed_tokens: those of them that a preemption made necessary again.
     prompt_tokens: of admitted sequences; cached_tokens: those of them that the prefix cache had.
-    output_tokens: kept ones. drafted_tokens: guesses computed; accepted_tokens: those of them that
-    held, each a step saved. padding_tokens: what padding would have added, had the sequences
-    between two moments without any been one padded batch: every prompt as long as the longest,
-    every output too. That is what a group costs under `static`; under other policies it says
-    nothing.
+    output_tokens: kept ones. drafts: rows that carried guesses; drafted_tokens: guesses computed;
+    accepted_tokens: those of them that held, each a step saved. padding_tokens: what padding would
+    have added, had the sequences between two moments without any been one padded batch: every
+    prompt as long as the longest, every output too. That is what a group costs under `static`;
+    under other policies it says nothing.
     """
 
     steps: int = 0
@@ -59,6 +59,7 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     requests: int = 0
@@ -103,10 +104,14 @@ class _Group:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters, and the timings of sequences that ended and were not yet taken."""
+    """Counters, and the timings of sequences that ended and were not yet taken.
+
+    accepted_at: how often the first, second, ... token of a draft held.
+    """
 
     counters: Counters = field(default_factory=Counters)
     timings: deque[Timing] = field(default_factory=lambda: deque(maxlen=MAX_UNREAD_TIMINGS))
+    accepted_at: list[int] = field(default_factory=list)
     seconds_per_end: float = 1.0
     _last_end: float | None = None
     _group: _Group = field(default_factory=_Group)
@@ -144,6 +149,16 @@ class Stats:
             group.longest_prompt = max(group.longest_prompt, seq.num_prompt)
             group.longest_output = max(group.longest_output, num_output)
 
+    def drafted(self, length: int, accepted: int) -> None:
+        """A draft of so many tokens was computed, and so many of them held."""
+        counters, places = self.counters, self.accepted_at
+        counters.drafts += 1
+        counters.drafted_tokens += length
+        counters.accepted_tokens += accepted
+        places.extend([0] * (length - len(places)))
+        for i in range(accepted):
+            places[i] += 1
+
     def emptied(self) -> None:
         """No sequence runs any more."""
         self.counters.padding_tokens += self._group.padding
@@ -157,5 +172,6 @@ class Stats:
         return taken
 
     def snapshot(self) -> dict[str, float]:
-        """The counters by name."""
-        return asdict(self.counters)
+        """The counters by name; those by place in a draft as accepted_at_1, accepted_at_2, ..."""
+        places = {f"accepted_at_{i}": count for i, count in enumerate(self.accepted_at, 1)}
+        return asdict(self.counters) | places

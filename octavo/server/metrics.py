@@ -32,7 +32,13 @@ _COUNTERS = {
     "cached_tokens": ("cached_tokens", "Of those, found in the prefix cache."),
     "output_tokens": ("generation_tokens", "Tokens generated."),
     "preemptions": ("preemptions", "Sequences whose blocks were taken for another."),
+    "drafts": ("spec_decode_drafts", "Rows of a step that carried guessed tokens."),
+    "drafted_tokens": ("spec_decode_draft_tokens", "Tokens guessed and checked."),
+    "accepted_tokens": ("spec_decode_accepted_tokens", "Of those, the ones that held."),
 }
+
+
+_PLACE = "accepted_at_"  # a counter for each place in a draft: accepted_at_1, accepted_at_2, ...
 
 
 class EngineCollector:
@@ -42,14 +48,22 @@ class EngineCollector:
         self._snapshot = snapshot
 
     def collect(self) -> Iterator[Any]:
+        places = CounterMetricFamily(
+            "octavo_spec_decode_accepted_tokens_per_pos",
+            "Guessed tokens that held, by their place in the draft (0 is the first).",
+            labels=("position",),
+        )
         for name, value in self._snapshot().items():
-            if name in _GAUGES:
+            if name.startswith(_PLACE):
+                places.add_metric((str(int(name.removeprefix(_PLACE)) - 1),), value)
+            elif name in _GAUGES:
                 known, text = _GAUGES[name]
                 yield GaugeMetricFamily(f"octavo_{known}", text, value=value)
             else:
                 words = f"Engine: {name.replace('_', ' ')}."
                 known, text = _COUNTERS.get(name, (f"engine_{name}", words))
                 yield CounterMetricFamily(f"octavo_{known}", text, value=value)
+        yield places
 
 
 class Metrics:

@@ -54,6 +54,7 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     banned_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = None
+    speculation: bool | None = None
     # Known, and refused.
     metadata: Refused = None
     prompt_cache_key: Refused = None
@@ -76,6 +77,13 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     tool_call_id: Refused = None
 
 
+class Prediction(msgspec.Struct, forbid_unknown_fields=True):
+    """Text that the answer is expected to resemble."""
+
+    type: Literal["content"]
+    content: str | list[dict[str, Any]]
+
+
 class ChatBody(Sampling, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -83,12 +91,12 @@ class ChatBody(Sampling, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    prediction: Prediction | None = None
     audio: Refused = None
     functions: Refused = None
     function_call: Refused = None
     modalities: Refused = None
     parallel_tool_calls: Refused = None
-    prediction: Refused = None
     reasoning_effort: Refused = None
     tools: Refused = None
     tool_choice: Refused = None
@@ -205,6 +213,8 @@ def sampling(body: ChatBody | CompletionBody, limits: Limits) -> SamplingParams:
         "repetition_penalty": body.repetition_penalty,
         "min_tokens": body.min_tokens,
         "ignore_eos": body.ignore_eos,
+        "speculation": body.speculation,
+        "prediction": _prediction(body),
         "stop_token_ids": _tuple(body.stop_token_ids),
         "allowed_token_ids": _tuple(body.allowed_token_ids),
         "banned_token_ids": _tuple(body.banned_token_ids),
@@ -213,6 +223,11 @@ def sampling(body: ChatBody | CompletionBody, limits: Limits) -> SamplingParams:
     }
     kept = {name: value for name, value in given.items() if value is not None}
     return SamplingParams(max_tokens=_max_tokens(body), **_logprobs(body), **kept)
+
+
+def _prediction(body: ChatBody | CompletionBody) -> str | None:
+    given = body.prediction if isinstance(body, ChatBody) else None
+    return None if given is None else _plain(given.content, "prediction.content")
 
 
 def _max_tokens(body: ChatBody | CompletionBody) -> int | None:

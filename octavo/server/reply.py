@@ -178,7 +178,9 @@ class Choice:
         "finish",
         "index",
         "logged",
+        "num_accepted",
         "num_cached",
+        "num_drafted",
         "num_tokens",
         "offset",
         "offsets",
@@ -203,6 +205,8 @@ class Choice:
         self.finish: FinishReason | None = None
         self.num_tokens = 0
         self.num_cached = 0
+        self.num_drafted = 0
+        self.num_accepted = 0
         self.parts: list[str] = []
         self.logged: list[Logged] = []
 
@@ -211,6 +215,7 @@ class Choice:
         if event.error is not None or event.finish in (FinishReason.ERROR, FinishReason.ABORT):
             raise EngineError(event.error or "the request was aborted")
         self.num_cached = max(self.num_cached, event.num_cached)
+        self.num_drafted, self.num_accepted = event.num_drafted, event.num_accepted
         shown = self._echo(event) if self.echo is not None else ""
         tokens: Sequence[int] = event.tokens
         self.num_tokens += len(tokens)
@@ -354,11 +359,19 @@ class Reply:
         return count
 
     def usage(self) -> dict[str, Any]:
+        """Token counts. Prediction tokens: guesses of the engine, from the caller's prediction or
+        from the text itself, that held or did not; completion_tokens count what was kept alone."""
         prompt, output = self.num_prompt_tokens, self.num_tokens
+        drafted = sum(choice.num_drafted for choice in self.choices)
+        accepted = sum(choice.num_accepted for choice in self.choices)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {
+                "reasoning_tokens": 0,
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": drafted - accepted,
+            },
         }

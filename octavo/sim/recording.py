@@ -336,6 +336,7 @@ def _request(line: Line, stops: dict[str, list[Stop]]) -> Request:
         min_tokens=line["min_tokens"],
         prompt_logprobs=line["prompt_logprobs"],
         n=line["n"],
+        speculation=False,
     )
     choices = iter(stops.get(line["request_id"], ()))
 
@@ -354,7 +355,6 @@ def _request(line: Line, stops: dict[str, list[Stop]]) -> Request:
         tenant=line["tenant"],
         namespace=bytes.fromhex(line["namespace"]),
         watcher=watcher if line["request_id"] in stops else None,
-        speculation=False,
     )
 
 

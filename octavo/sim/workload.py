@@ -144,12 +144,14 @@ class Workload:
             # Without identities a namespace of its own keeps a prompt from being anybody's prefix.
             shared = bool(item.blocks)
             prompt = _prompt(item, self.block_tokens) if shared else array("i", (1,)) * item.prompt
-            params = SamplingParams(max_tokens=item.output, temperature=0.0, ignore_eos=True)
+            params = SamplingParams(
+                max_tokens=item.output, temperature=0.0, ignore_eos=True, speculation=False
+            )
             yield (
                 item,
                 Request(
                     id=item.id, prompt=prompt, params=params, arrival=item.at, seed=number,
-                    priority=item.priority, tenant=item.tenant, speculation=False,
+                    priority=item.priority, tenant=item.tenant,
                     namespace=b"" if shared else item.id.encode(), **on(item),
                 ),
             )  # fmt: skip

@@ -33,7 +33,7 @@ def ask(
     if isinstance(prompt, int):
         rng = random.Random(name)
         prompt = [rng.randrange(VOCAB) for _ in range(prompt)]
-    own = ("arrival", "seed", "stop_ids", "priority", "namespace", "watcher", "speculation")
+    own = ("arrival", "seed", "stop_ids", "priority", "namespace", "watcher", "prediction")
     rest = {k: v for k, v in fields.items() if k not in own}
     params = SamplingParams(max_tokens=max_tokens, **rest)
     kept = {"arrival": 0.0, "seed": 7, **{k: v for k, v in fields.items() if k in own}}

@@ -7,57 +7,120 @@ from array import array
 
 import pytest
 
+from octavo.core import ngrams
 from octavo.core.batch import Batch, RowResult, StepResult
-from octavo.core.drafter import CAP, SHARE, START, PromptLookup, StepPrice
+from octavo.core.drafter import CAP, SHARE, START, Odds, PromptLookup, StepTimes
 from octavo.core.executor import Capacity
-from octavo.core.request import FinishReason, Request, SamplingParams, Sequence
+from octavo.core.ngrams import LONGEST, Trail
+from octavo.core.request import Event, FinishReason, Request, SamplingParams
 from octavo.core.scheduler import Scheduler
 from tests.core.machine import Machine, ask
 from tests.core.workload import PlantedDrafter, PlantedWatcher
 
 
-def sequence(tokens: list[int]) -> Sequence:
-    return Sequence(0, ask("r", tokens), 0, 0)
-
-
-def slow_lookup(tokens: list[int], low: int, high: int, most: int) -> tuple[int, list[int]]:
-    """By trying every place, latest first."""
-    for n in range(high, low - 1, -1):
-        for at in range(len(tokens) - 1, n - 1, -1):
-            if tokens[at - n : at] == tokens[-n:]:
-                draft = list(tokens)
-                for i in range(most):
-                    draft.append(draft[at + i])
-                return n, draft[len(tokens) :]
-    return 0, []
+def slow_search(tokens: list[int], lead: int = 0) -> tuple[int, int]:
+    """By trying every place: the longest agreement, the latest of equals."""
+    best = (0, 0)
+    for at in range(lead + 1, len(tokens)):
+        n = 0
+        while n < min(LONGEST, at) and tokens[at - 1 - n] == tokens[len(tokens) - 1 - n]:
+            n += 1
+        if n >= max(2, best[0]):
+            best = n, at
+    return best
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_lookup_is_the_slow_search_however_the_tokens_come(seed: int) -> None:
+def test_the_trail_finds_what_the_slow_search_finds_however_the_tokens_come(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ngrams, "TRIES", 10**6)
     rng = random.Random(seed)
-    low = rng.randrange(1, 4)
-    high = low + rng.randrange(3)
-    drafter = PromptLookup(high, low)
-    seq = sequence([rng.randrange(3) for _ in range(rng.choice((1, 2, 50)))])
+    some = rng.choice((2, 4, 40))
+    trail = Trail()
+    tokens = array("i", (rng.randrange(some) for _ in range(rng.choice((1, 2, 50, 400)))))
     for _ in range(120):
-        most = rng.randrange(1, 9)
-        n, draft = drafter.lookup(seq, most)
-        assert (n, list(draft)) == slow_lookup(list(seq.tokens), low, high, most)
-        seq.tokens.extend(rng.randrange(3) for _ in range(rng.choice((1, 1, 1, 4))))
+        trail.extend(tokens)
+        assert trail.search() == slow_search(list(tokens))
+        if rng.random() < 0.3 and len(tokens) > 40:
+            at = rng.randrange(len(tokens) - 30)
+            tokens.extend(tokens[at : at + rng.randrange(30)])
+        tokens.extend(rng.randrange(some) for _ in range(rng.choice((1, 1, 1, 4))))
 
 
-def test_a_line_is_learned_from_steps_of_two_sizes_and_believed_before() -> None:
-    price = StepPrice()
-    assert price.of_one(1) == pytest.approx(1 / (1 + StepPrice.FIXED))
+def test_what_follows_goes_round_at_the_end() -> None:
+    trail = Trail()
+    trail.extend(array("i", [1, 2, 3, 1, 2]))
+    n, place = trail.search()
+    assert (n, place) == (2, 2)
+    assert list(trail.following(place, 7)) == [3, 1, 2, 3, 1, 2, 3]
+
+
+def test_a_lead_is_continued_to_its_end_and_no_further() -> None:
+    trail = Trail([7, 8, 20, 21, 22])
+    trail.extend(array("i", [7, 8, 20]))
+    n, place = trail.search()
+    assert (n, list(trail.following(place, 9))) == (3, [21, 22])
+    trail.extend(array("i", [7, 8, 20, 21, 22]))
+    n, place = trail.search()
+    assert (n, list(trail.following(place, 9))) == (5, [])
+
+
+def test_a_long_text_is_filed_over_several_calls() -> None:
+    trail = Trail()
+    tokens = array("i", range(5000))
+    tokens.extend(range(4990, 4995))
+    trail.extend(tokens)
+    assert trail.search() == (0, 0)
+    for _ in range(5000 // ngrams.AT_ONCE):
+        trail.extend(tokens)
+    assert trail.search() == (5, 4995)
+
+
+def test_the_price_is_believed_first_and_then_what_steps_took() -> None:
+    times = StepTimes()
+    assert not times.stands(2)
+    for _ in range(5):
+        times.add(2, 0, 0.010)
+    assert times.stands(2)
+    assert times.plain == 0.010
+    assert not times.stands(3)
+    assert times.price(2, 1) == pytest.approx(1 / (2 + StepTimes.FIXED))
+    for _ in range(60):
+        assert times.add(2, 1, 0.0101) == pytest.approx(0.0001)
+        times.add(2, 0, 0.010)
+        assert times.add(2, 4, 0.020) == pytest.approx(0.010)
+        times.add(2, 0, 0.010)
+    assert times.price(2, 1) == pytest.approx(0.01, rel=0.1)
+    assert times.price(2, 4) == pytest.approx(1.0, rel=0.1)
+    assert times.price(2, 8) > 1.5, "the nearest size that was seen"
+    assert times.price(40, 1) == pytest.approx(1 / (40 + StepTimes.FIXED))
+    times.add(2, 1, 100.0)
+    assert times.price(2, 1) < 1.0, "one step that was held up"
+    for _ in range(StepTimes.STALE):
+        times.add(2, 1, 0.0101)
+    assert not times.stands(2), "a plain step is due"
+
+
+def test_odds_follow_what_happened_and_hope_again() -> None:
+    base = Odds()
+    odds = Odds(base)
+    assert odds.chance(2) < odds.chance(4) < odds.chance(9) < odds.chance(99) < 1
+    for _ in range(20):
+        odds.tried(5, False)
+    assert odds.chance(4) == odds.chance(7) < 0.1
+    assert Odds(base).chance(5) < Odds().chance(5) / 3, "others begin from there"
+    for _ in range(200):
+        odds.passed(5)
+    assert odds.chance(5) == pytest.approx(Odds(base).chance(5), rel=0.1)
     for _ in range(50):
-        price.add(2, 0.010)
-    assert price.of_one(2) == pytest.approx(1 / (2 + StepPrice.FIXED), rel=0.01)
-    for i in range(200):
-        price.add(*((2, 0.010), (12, 0.011))[i % 2])
-    assert price.of_one(2) == pytest.approx(0.01, rel=0.5)
-    for i in range(400):
-        price.add(*((2, 0.010), (12, 0.060))[i % 2])
-    assert price.of_one(2) == pytest.approx(0.5, rel=0.25)
+        odds.tried(5, True)
+    assert odds.chance(5) > 0.9
+
+
+def undrafted(events: list[Event]) -> list[Event]:
+    """Without the counts of guesses, which are no part of what must be equal."""
+    return [event._replace(num_drafted=0, num_accepted=0) for event in events]
 
 
 class Stream:
@@ -144,21 +207,33 @@ def test_guesses_that_hold_pay(rows: int, gain: float) -> None:
 
 
 def test_accounts_stay_within_their_bounds() -> None:
-    stream = Stream([list(range(100, 190)), [1, 2, 3]], circle, drafter=PromptLookup())
+    drafter = PromptLookup()
+    stream = Stream([list(range(100, 190)), [1, 2, 3]], circle, drafter=drafter)
     stream.step()
     for _ in range(200):
         stream.step()
+        plain, common = drafter.times.plain, drafter._common
         for seq in stream.scheduler._running:
-            assert -1e-9 <= seq.notes.account <= CAP
+            account = (seq.notes.saved + common) / plain
+            assert -START - 1e-9 <= account <= CAP + 16
     assert 0 < SHARE < 0.03
     assert 0 < START < 1
 
 
-class Free:
-    def of_one(self, tokens: int) -> float:
+class Free(StepTimes):
+    """Drafts cost nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = 1.0
+
+    def renew(self) -> None: ...
+
+    def price(self, rows: int, drafted: int) -> float:
         return 1e-6
 
-    def add(self, tokens: int, seconds: float) -> None: ...
+    def stands(self, rows: int) -> bool:
+        return True
 
 
 @pytest.mark.parametrize(
@@ -172,8 +247,8 @@ class Free:
     ],
 )
 def test_no_guess_goes_where_it_cannot_be_used(fields: dict, draft: list[int]) -> None:
-    drafter = PromptLookup(2, 2, 5)
-    drafter.price = Free()
+    drafter = PromptLookup(5)
+    drafter.times = Free()
     machine = Machine(drafter=drafter)
     machine.add(ask("r", [5, 6, 7, 8, 9, 5, 6], **{"max_tokens": 30, **fields}))
     for step, token in ((1, 7), (2, 8)):
@@ -224,7 +299,7 @@ def test_each_token_is_an_event_of_its_own_and_blocks_are_cached_as_without() ->
         return machine
 
     plain, guessed = run(None), run(PlantedDrafter(random.Random(3), 1.0, 0.1))
-    assert guessed.events == plain.events
+    assert undrafted(guessed.events) == plain.events
     assert guessed.scheduler.blocks._index.keys() == plain.scheduler.blocks._index.keys()
     assert len(guessed.batches) < len(plain.batches) / 2
 
@@ -237,7 +312,7 @@ def test_a_mask_that_begins_ends_the_draft_and_is_obeyed() -> None:
         return machine
 
     plain, guessed = run(None), run(PlantedDrafter(random.Random(1), 1.0, 0.0))
-    assert guessed.events == plain.events
+    assert undrafted(guessed.events) == plain.events
     for batch in guessed.batches:
         for row in batch.rows:
             assert len(row.outputs) == 1 or all(want.mask is None for want in row.outputs)
@@ -253,3 +328,12 @@ def test_drafts_are_counted() -> None:
     assert counters.drafted_tokens == wants - rows > 0
     assert counters.accepted_tokens == counters.output_tokens - rows > 0
     assert counters.outputs == wants
+    places = machine.scheduler.stats.accepted_at
+    assert sum(places) == counters.accepted_tokens
+    assert places == sorted(places, reverse=True)
+    assert counters.drafts == sum(len(r.outputs) > 1 for b in machine.batches for r in b.rows)
+    ends = machine.ends().values()
+    assert sum(end.num_drafted for end in ends) == counters.drafted_tokens
+    assert sum(end.num_accepted for end in ends) == counters.accepted_tokens
+    snapshot = machine.scheduler.snapshot()
+    assert [snapshot[f"accepted_at_{i + 1}"] for i in range(len(places))] == places

@@ -106,8 +106,8 @@ class PlantedDrafter:
     def learn(self, seq: Sequence, drafted: int, accepted: int) -> None:
         assert 0 <= accepted <= drafted
 
-    def timed(self, tokens: int, outputs: int, seconds: float) -> None:
-        assert 0 <= outputs <= tokens
+    def timed(self, rows: int, tokens: int, drafted: int, seconds: float) -> None:
+        assert 0 < rows <= tokens - drafted <= tokens
 
 
 def _drafter(seed: int) -> Drafter:
@@ -116,7 +116,7 @@ def _drafter(seed: int) -> Drafter:
     if kind == "none":
         return NoDrafter()
     if kind == "lookup":
-        return PromptLookup(3, 1, rng.choice((1, 4, 15)))
+        return PromptLookup(rng.choice((1, 4, 15)))
     return PlantedDrafter(rng, rng.choice((0.3, 1.0)), rng.choice((0.0, 0.2, 0.5)))
 
 

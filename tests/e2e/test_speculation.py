@@ -127,6 +127,47 @@ def test_nor_do_they_when_blocks_are_few_and_sequences_give_way(executor, reques
     assert run.scheduler.stats.counters.accepted_tokens > 30
 
 
+def test_nor_when_prompts_come_from_the_prefix_cache(executor, requests, plain) -> None:
+    run = Run(executor, Bold())
+    assert run.answers(requests, 16) == plain
+    assert run.answers([replace(r, arrival=1.0) for r in requests], 5) == plain
+    assert run.scheduler.stats.counters.cached_tokens > 500
+
+
+def test_nor_when_prompts_are_read_in_small_chunks(executor, requests, plain) -> None:
+    run = Run(executor, Bold(), max_tokens=23, max_rows=5)
+    assert run.answers(requests, 16) == plain
+    assert run.scheduler.stats.counters.accepted_tokens > 100
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 5, 7])
+def test_a_limit_inside_a_draft_cuts_where_it_would_have(most, executor, requests, plain) -> None:
+    some = [
+        replace(r, params=replace(r.params, max_tokens=most, min_tokens=0))
+        for r in requests
+        if not r.params.min_tokens
+    ]
+    run = Run(executor, Bold())
+    for key, answer in run.answers(some, 16).items():
+        assert answer[0] == plain[key][0][:most]
+        assert answer[1] == plain[key][1][:most]
+    assert run.scheduler.stats.counters.output_tokens == sum(
+        min(most, len(plain[key][0])) for key in plain if key[0] in {r.id for r in some}
+    )
+
+
+def test_a_prediction_saves_steps_right_or_wrong_it_changes_nothing(
+    executor, requests, plain
+) -> None:
+    right = [replace(r, prediction=array("i", plain[r.id, 0][0])) for r in requests]
+    wrong = [replace(r, prediction=array("i", plain["r0", 0][0])) for r in requests]
+    run = Run(executor, Bold())
+    assert run.answers(right, 1) == plain
+    counters = run.scheduler.stats.counters
+    assert counters.accepted_tokens > 0.6 * counters.output_tokens
+    assert Run(executor, Bold()).answers(wrong, 16) == plain
+
+
 def test_nor_does_the_drafter_that_minds_the_cost(executor, requests, plain) -> None:
     run = Run(executor, PromptLookup())
     assert run.answers(requests, 2) == plain

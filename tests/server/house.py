@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from octavo.config import ServerConfig
+from octavo.core.drafter import Drafter
 from octavo.core.engine import Engine
 from octavo.core.scheduler import Scheduler
 from octavo.door import Door
@@ -33,14 +34,16 @@ class House:
         *,
         tokenizer: FakeTokenizer | None = None,
         template: Any = fake_template,
+        drafter: Drafter | None = None,
         **config: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
         self.tokenizer = tokenizer or FakeTokenizer()
-        self.scheduler = Scheduler(self.executor.capacity)
+        self.scheduler = Scheduler(self.executor.capacity, drafter=drafter)
         self.engine = Engine(self.executor, self.scheduler)
         self.driver = Driver(self.engine, timings=self.scheduler.stats.take_timings)
-        door = Door(self.tokenizer, self.executor.capacity, VOCAB, "fake-weights")
+        speculates = drafter is not None
+        door = Door(self.tokenizer, self.executor.capacity, VOCAB, "fake-weights", speculates)
         served = Served("fake", self.tokenizer, template, door, "fp_fake", "0.0", 1)
         settings = ServerConfig(**config)
         keys = Keys.read(settings.api_key_file)
