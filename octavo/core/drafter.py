@@ -18,6 +18,7 @@ How many tokens are offered is decided by what they cost and by how often such g
   draft made steps longer by, its own or not, as measured. No step drafts more than its poorest
   sequence can pay. So a stream to which guesses bring nothing is slowed by SHARE of its time and
   START of a step, and by what one step's price was underestimated.
+- Searching is not on the account; it takes a few us a sequence, less often where it leads nowhere.
 
 Pure Python over token ids; no tensors, no clock: it is told what steps took.
 """
@@ -39,6 +40,8 @@ START = 0.25  # steps that a stream may spend before it has earned any
 CAP = 8.0  # steps that a stream may save up
 MARGIN = 0.02  # of speed that a draft must promise
 MAX_DRAFT = 15
+PATIENCE = 4  # fruitless searches after which a sequence is searched less often
+REST = 3  # steps without a search, at most
 
 Offer = tuple[int, "array[int]"]
 
@@ -187,15 +190,23 @@ class Odds:
 
 class _Notes:
     """What prompt lookup knows of a sequence. saved: its account, but for what all have in common
-    (`PromptLookup._common`). found: on how many tokens its draft rests."""
+    (`PromptLookup._common`). found: on how many tokens its draft rests. fruitless: searches that
+    led to no draft, in a row; rest: steps until the next one."""
 
-    __slots__ = ("found", "odds", "saved", "trail")
+    __slots__ = ("found", "fruitless", "odds", "rest", "saved", "trail")
 
     def __init__(self, seq: Sequence, odds: Odds, common: float) -> None:
         self.trail = Trail(_lead(seq))
         self.odds = Odds(odds)
         self.saved = -common
         self.found = 0
+        self.fruitless = 0
+        self.rest = 0
+
+    def tire(self) -> None:
+        """A search led to no draft."""
+        self.fruitless += 1
+        self.rest = min(REST, self.fruitless // PATIENCE)
 
 
 class PromptLookup:
@@ -261,12 +272,17 @@ class PromptLookup:
             seq, last = live[row.seq_id], row.outputs[-1]
             if not seq.may_draft or last.sample is None or last.mask is not None:
                 continue
+            notes = self._notes(seq)
+            if notes.rest:
+                notes.rest -= 1
+                continue
             n, draft = self.lookup(seq, self.max_draft)
             draft = _before(draft, seq.request.stop_ids)
             if draft:
-                notes = self._notes(seq)
                 notes.found = n
                 found.append((i, draft, notes))
+            else:
+                notes.tire()
         return found
 
     def _best(
@@ -288,7 +304,7 @@ class PromptLookup:
         heapify(heap)
         own, order = [0] * len(found), list[int]()
         tokens, cost, price = float(rows), 0.0, self.times.price
-        best, rate = 0, rows * (1.0 + MARGIN)
+        best, rate = 0, tokens
         # The price may have steps, so look a little beyond where speed first falls.
         while heap and len(order) < min(room, best + 4):
             _, saved, k, chance = heappop(heap)
@@ -305,14 +321,16 @@ class PromptLookup:
                 chance *= notes.odds.chance(notes.found + own[k])
                 heappush(heap, (-round(chance, 1), saved, k, chance))
         own = [0] * len(found)
-        for k in order[:best]:
+        for k in order[:best] if rate > rows * (1.0 + MARGIN) else ():
             own[k] += 1
         offers = []
         for (i, draft, notes), length in zip(found, own, strict=True):
             if length:
+                notes.fruitless = 0
                 offers.append((i, draft[:length]))
             else:
                 notes.odds.passed(notes.found)
+                notes.tire()
         return offers
 
     def _notes(self, seq: Sequence) -> _Notes:

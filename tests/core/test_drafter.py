@@ -9,10 +9,10 @@ import pytest
 
 from octavo.core import ngrams
 from octavo.core.batch import Batch, RowResult, StepResult
-from octavo.core.drafter import CAP, SHARE, START, Odds, PromptLookup, StepTimes
+from octavo.core.drafter import CAP, REST, SHARE, START, Odds, PromptLookup, StepTimes
 from octavo.core.executor import Capacity
 from octavo.core.ngrams import LONGEST, Trail
-from octavo.core.request import Event, FinishReason, Request, SamplingParams
+from octavo.core.request import Event, FinishReason, Request, SamplingParams, Sequence
 from octavo.core.scheduler import Scheduler
 from tests.core.machine import Machine, ask
 from tests.core.workload import PlantedDrafter, PlantedWatcher
@@ -204,6 +204,27 @@ def test_guesses_that_hold_pay(rows: int, gain: float) -> None:
     prompts = [list(range(100, 190)) for _ in range(rows)]
     plain = Stream(prompts, circle, drafter=None).until(600)
     assert Stream(prompts, circle, drafter=PromptLookup()).until(600) < plain / gain
+
+
+def test_a_stream_without_repeats_is_searched_less_often_and_found_again() -> None:
+    class Counting(PromptLookup):
+        searched = 0
+
+        def lookup(self, seq: Sequence, most: int) -> tuple[int, array[int]]:
+            self.searched += 1
+            return super().lookup(seq, most)
+
+    def late(seq_id: int, tokens: array[int]) -> int:
+        fresh = len(tokens) < 400
+        return 1000 + len(tokens) if fresh else circle(seq_id, tokens)
+
+    drafter = Counting()
+    stream = Stream([[1, 2, 3]], late, drafter=drafter)
+    for _ in range(300):
+        stream.step()
+    assert 300 / (REST + 1) - 1 < drafter.searched < 300 / (REST + 1) + 20
+    stream.until(800)
+    assert stream.scheduler.stats.counters.accepted_tokens > 200
 
 
 def test_accounts_stay_within_their_bounds() -> None:
