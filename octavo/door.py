@@ -107,11 +107,18 @@ class Door:
             raise InvalidRequest("prediction is of no use with speculation: false", "prediction")
 
     def _predicted(self, params: SamplingParams) -> array[int] | None:
-        """The prediction's ids, as far as a sequence can be long."""
+        """The prediction's ids. What is longer than any output can be is refused."""
         if not params.prediction:
             return None
-        ids = token_ids(self.tokenizer.encode(params.prediction, bos=False))
-        return ids[: self.capacity.max_context]
+        try:
+            ids = token_ids(self.tokenizer.encode(params.prediction, bos=False))
+        except InvalidRequest as error:
+            raise type(error)(f"prediction: {error}", "prediction") from None
+        most = self.capacity.max_context
+        if len(ids) > most:
+            what = f"prediction has {len(ids)} tokens; the context holds {most}"
+            raise ContextOverflow(what, "prediction")
+        return ids
 
     def _check_ids(self, prompt: array[int]) -> None:
         if not (min(prompt) >= 0 and max(prompt) < self.vocab_size):

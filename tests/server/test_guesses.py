@@ -98,6 +98,7 @@ def test_a_prediction_is_guessed_from() -> None:
         ({"prediction": {"type": "content"}}, "prediction.content"),
         ({"prediction": {"type": "content", "content": [{"type": "image"}]}}, "prediction.content"),
         ({"prediction": {"type": "content", "content": "x"}, "speculation": False}, "prediction"),
+        ({"prediction": {"type": "content", "content": "x" * 3000}}, "prediction"),
         ({"speculation": "yes"}, "speculation"),
     ],
 )
