@@ -79,8 +79,8 @@ class SamplingParams:
 
         def real(param: str, low: float, high: float, *, open_low: bool = False) -> None:
             value = getattr(self, param)
-            ok = _is_number(value) and value <= high  # a NaN is in no interval
-            ok = ok and (value > low if open_low else value >= low)
+            # A NaN is in no interval.
+            ok = _is_number(value) and (low < value if open_low else low <= value) and value <= high
             need(ok, param, f"a number in {'(' if open_low else '['}{low:g}, {high:g}]")
 
         def count(param: str, low: int, high: int, *, optional: bool = False) -> None:
@@ -111,7 +111,7 @@ class SamplingParams:
         ids("stop_token_ids")
         if self.allowed_token_ids is not None:
             ids("allowed_token_ids")
-            need(len(self.allowed_token_ids) > 0, "allowed_token_ids", "non-empty")
+            need(bool(self.allowed_token_ids), "allowed_token_ids", "non-empty")
         need(
             isinstance(self.logit_bias, tuple) and all(map(_is_bias, self.logit_bias)),
             "logit_bias",
@@ -120,8 +120,8 @@ class SamplingParams:
         ok = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
         need(ok, "stop", "a tuple of non-empty strings")
         need(isinstance(self.ignore_eos, bool), "ignore_eos", "a boolean")
-        need(self.speculation in (None, True, False), "speculation", "a boolean or None")
-        need(self.prediction is None or isinstance(self.prediction, str), "prediction", "a text")
+        need(isinstance(self.speculation, bool | None), "speculation", "a boolean or None")
+        need(isinstance(self.prediction, str | None), "prediction", "a text or None")
 
 
 def shown(value: object) -> str:
