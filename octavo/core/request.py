@@ -112,11 +112,8 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             ids("allowed_token_ids")
             need(bool(self.allowed_token_ids), "allowed_token_ids", "non-empty")
-        need(
-            isinstance(self.logit_bias, tuple) and all(map(_is_bias, self.logit_bias)),
-            "logit_bias",
-            "(token id, bias in [-100, 100]) pairs",
-        )
+        ok = isinstance(self.logit_bias, tuple) and all(map(_is_bias, self.logit_bias))
+        need(ok, "logit_bias", "(token id, bias in [-100, 100]) pairs")
         ok = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
         need(ok, "stop", "a tuple of non-empty strings")
         need(isinstance(self.ignore_eos, bool), "ignore_eos", "a boolean")
