@@ -74,9 +74,9 @@ class EngineConfig:
     )
     threads: int | None = knob(None, "Compute threads (default: one per core).")
     isa: str = knob("auto", "Instruction set: auto, avx512, avx2 or portable.")
-    act: Literal["auto", "pairs", "int8", "fp32"] = knob(
+    act: Literal["auto", "pairs", "int8", "bf16", "fp32"] = knob(
         "auto",
-        "Activations: pairs of int8 (15 bits), int8 (faster, coarser) or fp32 (for checks); "
+        "Activations: pairs of int8 (15 bits), int8 (faster, coarser), bf16 or fp32 (for checks); "
         "auto takes pairs for narrow models.",
     )
     pin: bool = knob(False, "Bind each compute thread to a core of its own.")

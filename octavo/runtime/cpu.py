@@ -11,7 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,8 @@ WEIGHT_TYPES = {
     "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30,
 }  # fmt: skip
 
+PRODUCTS = {"bf16": _cpu.Products.BF16, "fp32": _cpu.Products.F32}  # of quantised weights
+
 # Ops whose int8 activations are pairs of bytes, 15 bits. SmolLM2 on 1,024 tokens, mean KL from fp32
 # and equal first choices: no op paired 3.1e-3 and 96.5 %, these 1.1e-4 and 99.5 %, out_residual too
 # 0.5e-4 and 99.6 % for 5 % more time in prefill.
@@ -47,7 +49,7 @@ NARROW = 768
 ALIGN = 64
 
 Progress = Callable[[int, int], None]
-Act = Literal["auto", "pairs", "int8", "fp32"]
+Act = Literal["auto", "pairs", "int8", "bf16", "fp32"]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Encoded = tuple["array[int]", "array[int]", "array[int]", "array[int]", bytes, bytes]
@@ -59,9 +61,9 @@ class CpuOptions:
     sequences of max_context tokens need, at most half of the free memory. max_tokens, max_rows:
     per step. max_context: None takes the model's. isa: "auto" or one of octavo.kernels.isas().
     act: "pairs" (int8 groups of 32 in pairs, bf16 cache), "int8" (single ones: faster by a third to
-    a half where arithmetic is the limit, 30 times as far from fp32), "fp32", or "auto" (pairs for
-    models narrower than NARROW, else int8). pin: bind threads to processors. eager: run the program
-    op by op, for debugging."""
+    a half where arithmetic is the limit, 30 times as far from fp32), "bf16", "fp32" (cache
+    included), or "auto" (pairs for models narrower than NARROW, else int8). pin: bind threads to
+    processors. eager: run the program op by op, for debugging."""
 
     threads: int | None = None
     kv_bytes: int | None = None
@@ -103,8 +105,8 @@ class CpuExecutor:
         *,
         progress: Progress = no_progress,
     ) -> None:
-        if options.act not in ("auto", "pairs", "int8", "fp32"):
-            raise EngineError(f'act must be "auto", "pairs", "int8" or "fp32", got {options.act!r}')
+        if options.act not in get_args(Act):
+            raise EngineError(f"act must be one of {get_args(Act)}, got {options.act!r}")
         config = checkpoint.config
         if options.act == "auto":
             options = replace(options, act="pairs" if config.hidden_size < NARROW else "int8")
@@ -217,6 +219,7 @@ def _new_executor(config: ModelConfig, options: CpuOptions, capacity: Capacity) 
     native.isa = options.isa
     native.threads = options.threads or _cpu.affinity_count()
     native.pin = options.pin
+    native.products = PRODUCTS.get(options.act, _cpu.Products.INT8)
     native.fp32 = options.act == "fp32"
     native.max_tokens = capacity.max_tokens
     native.max_outputs = capacity.max_outputs

@@ -89,7 +89,7 @@ def test_replay_is_op_by_op(threads):
 
 
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("act", ["auto", "int8", "fp32"])
+@pytest.mark.parametrize("act", ["auto", "int8", "bf16", "fp32"])
 def test_every_isa_is_invariant_and_near_the_best(isa, act, whole):
     executor = small.executor(isa=isa, act=act)
     assert executor.isa == isa

@@ -9,6 +9,7 @@ from octavo.kernels import _cpu
 from tests.runtime.blocks import NUMBER, QUANTISED, TYPES, dequantised, group, random_rows
 
 ISAS = _cpu.isas()
+ACTS = ("int8", "pairs", "bf16", "fp32")
 # Relative Frobenius error against float64 on the weights as the file defines them.
 GATE = dict.fromkeys(QUANTISED, 1.5e-2) | {"BF16": 4e-3, "F16": 1e-5, "F32": 1e-5}
 
@@ -48,9 +49,10 @@ def test_products_match_float64(name: str, isa: str) -> None:
             assert y.shape == (t, 37)
             # One product of two bf16 has their full error; averages do not.
             assert error(y, exact) <= (GATE[name] if k > 1 else 1e-2)
-            assert error(_cpu.linear(handle, x, isa, fp32=True), exact) <= 1e-5
+            assert error(_cpu.linear(handle, x, isa, "fp32"), exact) <= 1e-5
             if name in QUANTISED:
-                assert error(_cpu.linear(handle, x, isa, pair=True), exact) <= 6e-5
+                assert error(_cpu.linear(handle, x, isa, "pairs"), exact) <= 6e-5
+                assert error(_cpu.linear(handle, x, isa, "bf16"), exact) <= 4e-3
 
 
 @pytest.mark.parametrize("pair", [False, True])
@@ -62,7 +64,21 @@ def test_products_of_the_quantised_activations_are_exact(name: str, isa: str, pa
     x = tokens(9, k)
     q, d = _cpu.quantise(x, isa, pair)
     exact = (q * np.repeat(d, 32, axis=1).astype(np.float64)) @ w.astype(np.float64).T
-    assert error(_cpu.linear(handle, x, isa, pair=pair), exact) <= 1e-5
+    assert error(_cpu.linear(handle, x, isa, "pairs" if pair else "int8"), exact) <= 1e-5
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", QUANTISED)
+def test_in_bf16_only_the_activations_are_rounded(name: str, isa: str) -> None:
+    k = max(group(name) * 2, 576 // group(name) * group(name))
+    handle, w = weights(name, 48, k)
+    # Values of one sign: what the integers' constant adds is many times their products.
+    for x in (tokens(9, k), np.abs(tokens(9, k))):
+        # Half of the bits dropped, and its carry, by integers: ties go to even.
+        bits = x.view(np.uint32)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).view(np.float32)
+        exact = rounded.astype(np.float64) @ w.astype(np.float64).T
+        assert error(_cpu.linear(handle, x, isa, "bf16"), exact) <= 1e-5
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -91,33 +107,33 @@ def test_pairs_are_a_255th_as_far_from_what_they_stand_for(isa: str) -> None:
     assert all((_cpu.quantise(x, other, True)[0] == q).all() for other in ISAS)
 
 
-@pytest.mark.parametrize("mode", [{}, {"fp32": True}, {"pair": True}], ids=["int8", "fp32", "pair"])
+@pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", TYPES)
-def test_a_row_has_the_same_bits_in_any_company(name: str, isa: str, mode: dict[str, bool]) -> None:
+def test_a_row_has_the_same_bits_in_any_company(name: str, isa: str, act: str) -> None:
     k = 256 if group(name) == 256 else 96
     handle, _ = weights(name, 90, k)
     x = tokens(40, k)
-    alone = np.concatenate([_cpu.linear(handle, x[i : i + 1], isa, **mode) for i in range(40)])
+    alone = np.concatenate([_cpu.linear(handle, x[i : i + 1], isa, act) for i in range(40)])
     for t in (2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 23, 31, 40):
-        assert (_cpu.linear(handle, x[:t], isa, **mode) == alone[:t]).all()
+        assert (_cpu.linear(handle, x[:t], isa, act) == alone[:t]).all()
     for part in ((0, 1, 0, 40), (1, 6, 3, 21), (2, 5, 7, 8), (5, 6, 9, 40)):
         p0, p1, r0, r1 = part
-        y = _cpu.linear(handle, x, isa, part=part, **mode)
+        y = _cpu.linear(handle, x, isa, act, part)
         assert (y == alone[r0:r1, p0 * 16 : p1 * 16]).all()
 
 
-@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", TYPES)
-def test_a_poisoned_row_poisons_itself_alone(name: str, isa: str, pair: bool) -> None:
+def test_a_poisoned_row_poisons_itself_alone(name: str, isa: str, act: str) -> None:
     k = 512
     handle, _ = weights(name, 20, k)
     x = tokens(9, k)
-    clean = _cpu.linear(handle, x, isa, pair=pair)
+    clean = _cpu.linear(handle, x, isa, act)
     for bad in (np.nan, np.inf, -np.inf):
         x[4, 77] = bad
-        y = _cpu.linear(handle, x, isa, pair=pair)
+        y = _cpu.linear(handle, x, isa, act)
         others = [i for i in range(9) if i != 4]
         assert (y[others] == clean[others]).all()
         assert not np.isfinite(y[4]).any()
@@ -152,5 +168,7 @@ def test_extreme_quants_do_not_saturate(name: str) -> None:
         for isa in ISAS:
             exact = x @ w.T
             np.testing.assert_allclose(_cpu.linear(handle, x, isa), exact, rtol=2e-5, atol=1e-4)
-            pairs = _cpu.linear(handle, x * np.float32(0.999), isa, pair=True)
+            pairs = _cpu.linear(handle, x * np.float32(0.999), isa, "pairs")
             np.testing.assert_allclose(pairs, exact * 0.999, rtol=1e-4, atol=1e-4)
+            halves = _cpu.linear(handle, x, isa, "bf16")
+            np.testing.assert_allclose(halves, exact, rtol=2e-5, atol=1e-4)

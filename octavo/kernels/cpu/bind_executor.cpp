@@ -316,6 +316,7 @@ void bind_executor(nb::module_& m) {
       .def_rw("isa", &ExecutorConfig::isa)
       .def_rw("threads", &ExecutorConfig::threads)
       .def_rw("pin", &ExecutorConfig::pin)
+      .def_rw("products", &ExecutorConfig::products)
       .def_rw("fp32", &ExecutorConfig::fp32)
       .def_rw("max_tokens", &ExecutorConfig::max_tokens)
       .def_rw("max_outputs", &ExecutorConfig::max_outputs)

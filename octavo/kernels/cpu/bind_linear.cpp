@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <map>
 #include <new>
 #include <optional>
 #include <stdexcept>
@@ -21,6 +22,7 @@
 #include "isa.h"
 #include "linear.h"
 #include "pack.h"
+#include "pool.h"
 #include "rowops.h"
 
 namespace nb = nanobind;
@@ -87,8 +89,18 @@ struct ActsMemory {
 };
 
 
-Floats multiply(const Packed& p, Matrix x, const std::string& isa, bool fp32,
-                std::optional<std::tuple<int64_t, int64_t, int64_t, int64_t>> part, bool pair) {
+// The forms of activations that a name of --act means for a type of weight.
+uint32_t forms(const LinearTable& t, WType type, const std::string& act) {
+  if (act == "int8") return t.needs(type, Products::INT8);
+  if (act == "bf16") return t.needs(type, Products::BF16);
+  if (act == "fp32") return t.needs(type, Products::F32);
+  if (act != "pairs") throw nb::value_error(("no activations '" + act + "'").c_str());
+  const uint32_t needs = t.needs(type, Products::INT8);
+  return needs & ACT_A8 ? needs | ACT_PAIR : needs;
+}
+
+Floats multiply(const Packed& p, Matrix x, const std::string& isa, const std::string& act,
+                std::optional<std::tuple<int64_t, int64_t, int64_t, int64_t>> part) {
   const PackedWeight& w = p.weight;
   const LinearTable& t = table(isa);
   const int64_t rows = static_cast<int64_t>(x.shape(0));
@@ -98,13 +110,14 @@ Floats multiply(const Packed& p, Matrix x, const std::string& isa, bool fp32,
     throw nb::value_error("panels or rows out of range");
   const int64_t ld = (p1 - p0) * 16;
   const int64_t n = std::max<int64_t>(0, std::min(p1 * 16, w.n) - p0 * 16);
+  const uint32_t needs = forms(t, w.type, act);
   float* full = new float[static_cast<size_t>((r1 - r0) * ld)];
   float* out = new float[static_cast<size_t>((r1 - r0) * n)];
   {
     nb::gil_scoped_release release;
-    ActsMemory m(rows, w.k, t.needs(w.type, fp32) | (pair ? ACT_PAIR : 0));
+    ActsMemory m(rows, w.k, needs);
     for (int64_t r = 0; r < rows; ++r) t.prepare(m.acts, r, x.data() + r * w.k);
-    t.linear(w, p0, p1, m.acts, r0, r1, full, ld, fp32);
+    t.linear(w, p0, p1, m.acts, r0, r1, full, ld);
     for (int64_t r = 0; r < r1 - r0; ++r)
       std::copy_n(full + r * ld, n, out + r * n);
   }
@@ -171,19 +184,21 @@ std::vector<double> time_shares(const PackedWeight& w, int64_t panels, int threa
 }
 
 std::vector<double> time_linear(const Packed& p, int64_t rows, int64_t panels, int threads,
-                                double seconds, const std::string& isa, bool pair) {
+                                double seconds, const std::string& isa,
+                                const std::string& act) {
   const PackedWeight& w = p.weight;
   const LinearTable& t = table(isa);
   if (rows < 1) throw nb::value_error("no rows");
+  const uint32_t needs = forms(t, w.type, act);
   nb::gil_scoped_release release;
-  ActsMemory m(rows, w.k, t.needs(w.type, false) | (pair ? ACT_PAIR : 0));
+  ActsMemory m(rows, w.k, needs);
   std::vector<float> x(static_cast<size_t>(w.k));
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7 % 31) - 15.0f;
   for (int64_t r = 0; r < rows; ++r) t.prepare(m.acts, r, x.data());
   return time_shares(w, panels, threads, seconds, [&](int64_t p0, int64_t p1) {
     static thread_local std::vector<float> out;
     out.resize(static_cast<size_t>(rows * panels * 16));
-    t.linear(w, p0, p1, m.acts, 0, rows, out.data(), panels * 16, false);
+    t.linear(w, p0, p1, m.acts, 0, rows, out.data(), panels * 16);
   });
 }
 
@@ -197,6 +212,51 @@ std::vector<double> time_reads(const Packed& p, int64_t panels, int threads, dou
     sink = sink + rows.read_bytes(w.data + p0 * w.panel_bytes, (p1 - p0) * w.panel_bytes / 256 * 256,
                            READ_AHEAD);
   });
+}
+
+// Has `threads` threads pass all weights one after the other, each its share of the panels, as a
+// step does that computes nothing else: seconds of each of `passes` passes. rows = 0 only reads.
+std::vector<double> time_stream(const std::vector<const Packed*>& weights, int64_t rows,
+                                int passes, int threads, const std::string& isa,
+                                const std::string& act) {
+  const LinearTable& t = table(isa);
+  const RowTable& read = *kernels(isa).rows;
+  if (rows < 0 || threads < 1 || passes < 1) throw nb::value_error("rows, threads or passes");
+  using Clock = std::chrono::steady_clock;
+  std::map<std::pair<int64_t, uint32_t>, ActsMemory> acts;
+  int64_t widest = 0;
+  for (const Packed* p : weights) {
+    const uint32_t needs = forms(t, p->weight.type, act);
+    widest = std::max(widest, p->weight.panels);
+    const int64_t k = p->weight.k;
+    const auto [at, fresh] = acts.try_emplace({k, needs}, std::max<int64_t>(1, rows), k, needs);
+    std::vector<float> x(static_cast<size_t>(k));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7 % 31) - 15.0f;
+    for (int64_t r = 0; fresh && r < rows; ++r) t.prepare(at->second.acts, r, x.data());
+  }
+  std::vector<float> out(static_cast<size_t>(std::max<int64_t>(1, rows) * widest * 16));
+  auto pass = [&](int thread) {
+    for (const Packed* p : weights) {
+      const PackedWeight& w = p->weight;
+      const int64_t p0 = w.panels * thread / threads, p1 = w.panels * (thread + 1) / threads;
+      if (rows == 0) {
+        static thread_local volatile float sink;
+        sink = read.read_bytes(w.data + p0 * w.panel_bytes, (p1 - p0) * w.panel_bytes / 256 * 256);
+        continue;
+      }
+      const Acts& a = acts.at({w.k, forms(t, w.type, act)}).acts;
+      t.linear(w, p0, p1, a, 0, rows, out.data() + p0 * 16, w.panels * 16);
+    }
+  };
+  nb::gil_scoped_release release;
+  Pool pool(threads, false);
+  std::vector<double> seconds;
+  for (int i = 0; i < passes; ++i) {
+    const auto start = Clock::now();
+    pool.run([](void* f, int thread) { (*static_cast<decltype(pass)*>(f))(thread); }, &pass);
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+  }
+  return seconds;
 }
 
 }  // namespace
@@ -215,16 +275,24 @@ void bind_linear(nb::module_& m) {
         "Packs rows x cols weights of a ggml type from the bytes of their file, lossless.\n"
         "Raises ValueError for a type or a width that cannot be packed, naming it.");
   m.def("unpack", &unpack_rows, "weight"_a, "The rows in the format of their file.");
-  m.def("linear", &multiply, "weight"_a, "x"_a, "isa"_a = "auto", "fp32"_a = false,
-        "part"_a = nb::none(), "pair"_a = false,
-        "x [T, k] times the weight's rows: float32 [T, n]. part = (panel0, panel1, row0, row1)\n"
-        "computes only these; pair: int8 activations are pairs. One thread.");
+  nb::enum_<Products>(m, "Products", "How quantised weights are multiplied.")
+      .value("INT8", Products::INT8)
+      .value("BF16", Products::BF16)
+      .value("F32", Products::F32);
+  m.def("linear", &multiply, "weight"_a, "x"_a, "isa"_a = "auto", "act"_a = "int8",
+        "part"_a = nb::none(),
+        "x [T, k] times the weight's rows: float32 [T, n]. act: int8, pairs, bf16 or fp32.\n"
+        "part = (panel0, panel1, row0, row1) computes only these. One thread.");
   m.def("time_linear", &time_linear, "weight"_a, "rows"_a, "panels"_a, "threads"_a = 1,
-        "seconds"_a = 0.1, "isa"_a = "auto", "pair"_a = false,
+        "seconds"_a = 0.1, "isa"_a = "auto", "act"_a = "int8",
         "For benches: seconds that each of `threads` threads takes to multiply `rows` rows by\n"
         "`panels` panels, going round its own share of the weight.");
   m.def("time_reads", &time_reads, "weight"_a, "panels"_a, "threads"_a = 1, "seconds"_a = 0.1,
         "isa"_a = "auto", "Its ceiling: the same to only read the panels.");
+  m.def("time_stream", &time_stream, "weights"_a, "rows"_a, "passes"_a, "threads"_a = 1,
+        "isa"_a = "auto", "act"_a = "int8",
+        "For benches: seconds of each pass of all threads through all the weights in turn, as a\n"
+        "step reads them; rows = 0 only reads.");
   m.def("quantise", &quantise, "x"_a, "isa"_a = "auto", "pair"_a = false,
         "x as the int8 products see it: quants [T, k] and scales [T, ceil(k / 32)].");
   m.def("embed_row", &embed, "weight"_a, "id"_a, "scale"_a = 1.0f, "isa"_a = "auto",

@@ -90,7 +90,7 @@ void Executor::add_op(OpSpec op) { ops_.push_back(std::move(op)); }
 
 uint32_t Executor::needs(const OpSpec& op) const {
   uint32_t all = 0;
-  for (const PackedWeight& w : op.weights) all |= linear_.needs(w.type, config_.fp32);
+  for (const PackedWeight& w : op.weights) all |= linear_.needs(w.type, config_.products);
   return (all & ACT_A8) && op.paired ? all | ACT_PAIR : all;
 }
 
@@ -414,7 +414,7 @@ Acts Executor::prepare_normed(Thread& t, const OpSpec& op, const float* x, int64
 void Executor::multiply(const OpSpec& op, int weight, const Acts& acts, const Tile& tile,
                         float* out, int64_t ld) {
   linear_.linear(op.weights[size_t(weight)], tile.panel0, tile.panel1, acts, tile.row0, tile.row1,
-                 out, ld, config_.fp32);
+                 out, ld);
 }
 
 // --- Ops ---

@@ -51,7 +51,8 @@ struct ExecutorConfig {
   std::string isa = "auto";
   int threads = 1;
   bool pin = false;
-  bool fp32 = false;  // fp32 activations and cache, against int8 groups and a bf16 cache
+  Products products = Products::INT8;
+  bool fp32 = false;  // the cache, against bf16
   int64_t max_tokens = 0, max_rows = 0, max_outputs = 0, max_context = 0;
   int64_t num_layers = 0, num_blocks = 0, hidden = 0, vocab = 0;
   HeadShape heads;

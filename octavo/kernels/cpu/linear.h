@@ -16,12 +16,14 @@ namespace octavo {
 // bits and a sign, for 9/5 of the time (19/11 where weights have minima), and the sums are of those
 // values.
 // A block that holds a NaN or an infinity becomes d = NaN: its row's outputs are NaN, no other's.
+// Products in bf16 need sums too: weights come as integers plus a constant, which is taken off again.
 struct Acts {
   int64_t rows, k, blocks, group;
   uint32_t needs;
   int8_t* q;        // ACT_A8 from here: [groups][blocks][group][32], or [64] with ACT_PAIR
   float* d;         // [groups][blocks][group]
-  float* s;         // ACT_S: d * sum(q)
+  float* s;         // ACT_S: d * sum(q); without ACT_A8 the sum of h
+  float* s16;       // ACT_S16: [groups][blocks][2][group]: the sums of h over each half block
   int32_t* n8;      // ACT_N8: -8 * sum(q); likewise -16 and -128
   int32_t* n16;
   int32_t* n128;
@@ -33,7 +35,11 @@ struct Acts {
 // Beside ActNeeds: which of ACT_A8's sums are wanted; whether its values are pairs, which is the
 // caller's choice: `needs` never says so, and `linear` reads either.
 constexpr uint32_t ACT_S = 256, ACT_N8 = 512, ACT_N16 = 1024, ACT_N128 = 2048, ACT_N32 = 4096;
-constexpr uint32_t ACT_PAIR = 8192;
+constexpr uint32_t ACT_PAIR = 8192, ACT_S16 = 16384;
+
+// How quantised weights are multiplied; others are in any case as exact as their own type. BF16:
+// activations keep 8 bits of their own, where int8 has a scale for 32 of them.
+enum class Products : int32_t { INT8, BF16, F32 };
 
 constexpr int64_t MAX_GROUP = 16;
 
@@ -44,7 +50,7 @@ Acts acts_at(void* mem, int64_t rows, int64_t k, uint32_t needs);
 
 struct LinearTable {
   // The forms (ActNeeds and the sums) that `linear` reads for this type of weight.
-  uint32_t (*needs)(WType type, bool fp32);
+  uint32_t (*needs)(WType type, Products products);
   // Writes row `row` of `acts` from x [acts.k] in all its forms. Rows may be prepared by different
   // threads; rows of one group share cache lines, so hand them out in multiples of MAX_GROUP.
   void (*prepare)(const Acts& acts, int64_t row, const float* x);
@@ -52,10 +58,11 @@ struct LinearTable {
   // last value belongs to the last block that has one.
   void (*prepare_blocks)(const Acts& acts, int64_t row, int64_t b0, int64_t b1, const float* x);
   // out[(row - row0) * ld + (panel - panel0) * 16 + c] = sum over k of w[panel * 16 + c][k] *
-  // x[row][k], for all 16 c of every panel: columns beyond w.n are written too. With fp32, weights
-  // are dequantised and every product is in float.
+  // x[row][k], for all 16 c of every panel: columns beyond w.n are written too. What the products
+  // are is told by the forms that `acts` has: of a quantised weight int8 with ACT_A8, else bf16, and
+  // with ACT_F32 alone weights are dequantised and every product is in float.
   void (*linear)(const PackedWeight& w, int64_t panel0, int64_t panel1, const Acts& acts,
-                 int64_t row0, int64_t row1, float* out, int64_t ld, bool fp32);
+                 int64_t row0, int64_t row1, float* out, int64_t ld);
   // out[k] = scale * w[id][k], dequantised in float as the file format defines it.
   void (*embed_row)(const PackedWeight& w, int64_t id, float scale, float* out);
 };

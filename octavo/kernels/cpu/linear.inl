@@ -1,8 +1,8 @@
 // Products with P16 weights (pack.h has their layout), written once over the vector vocabulary.
 //
-// Three families. `quant_tile`: int8 activations, integer dot products of each block of 32, one
-// float multiply-add per block. `float_tile`: f32 or bf16 products straight from the panel. fp32
-// mode: a block is dequantised to f32 first. In all of them the order of additions to one output
+// Three families. `quant_tile`: quants times int8 activations, integer dot products of each block of
+// 32, or times bf16; one float multiply-add per block. `float_tile`: f32 or bf16 products straight
+// from the panel. fp32 mode: a block is dequantised to f32 first. In all of them the order of additions to one output
 // depends on k only: a tile of R rows does for each row exactly what a tile of one row does.
 #include "linear.h"
 
@@ -161,6 +161,7 @@ struct View {
   const int8_t* q;
   const float* d;
   const float* s;
+  const float* s16;
   const int32_t* n;
   const uint16_t* h;
   const float* f;
@@ -183,6 +184,8 @@ OCTAVO_INLINE View view(const Acts& a, int64_t row, Offset offset) {
                             : plane_at(a.n128, a, row, 1);
   if (offset == SPLIT && a.n32 != nullptr)
     v.n = a.n32 + row / a.group * a.blocks * a.group * 2 + row % a.group;
+  if (a.s16 != nullptr)
+    v.s16 = a.s16 + row / a.group * a.blocks * a.group * 2 + row % a.group;
   v.h = plane_at(a.h, a, row, 32);
   v.f = plane_at(a.f, a, row, 32);
   v.group = a.group;
@@ -190,7 +193,10 @@ OCTAVO_INLINE View view(const Acts& a, int64_t row, Offset offset) {
   return v;
 }
 
-// ---- int8 ---------------------------------------------------------------------------------------
+// ---- quantised weights --------------------------------------------------------------------------
+
+// What they are multiplied by: int8, pairs of int8 (ACT_PAIR) or bf16.
+enum Form { ONE, PAIR, HALF };
 
 template <class T>
 OCTAVO_INLINE I dot(I acc, B w, const int8_t* quad) {
@@ -210,17 +216,17 @@ OCTAVO_INLINE void dot_rows(const Block& x, int from, int to, const int8_t* q, i
 
 // Sums over the quads from..to of (weight - offset) * activation for up to 4 rows. A row alone
 // would wait for each product: it has two chains, whose sum is the same integer.
-template <class T, int R, bool PAIR>
+template <class T, int R, Form FORM>
 OCTAVO_INLINE void integer_part(const Block& x, int from, int to, const int8_t* q,
                                 const int32_t* n, I* sum) {
-  constexpr int64_t row_bytes = PAIR ? 64 : 32;
+  constexpr int64_t row_bytes = FORM == PAIR ? 64 : 32;
   I more[4];
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
     sum[r] = T::kOffset == NONE ? zero_i() : set1(n[r]);
     more[r] = zero_i();
   }
-  if constexpr (PAIR) {
+  if constexpr (FORM == PAIR) {
     dot_rows<T, R>(x, from, to, q, row_bytes, more);
     dot_rows<T, R>(x, from, to, q + 32, row_bytes, sum);
   } else if constexpr (R == 1) {
@@ -231,30 +237,30 @@ OCTAVO_INLINE void integer_part(const Block& x, int from, int to, const int8_t* 
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
-    if constexpr (PAIR) sum[r] = add(shl<8>(more[r]), sum[r]);
+    if constexpr (FORM == PAIR) sum[r] = add(shl<8>(more[r]), sum[r]);
     else if constexpr (R == 1) sum[r] = add(sum[r], more[r]);
   }
 }
 
 // Adds one block's part to the sums of up to 4 rows.
-template <class T, int R, bool PAIR>
+template <class T, int R, Form FORM>
 OCTAVO_INLINE void quant_rows(const Block& x, const View& a, int64_t b, int64_t r0, F* f) {
-  const int8_t* q = a.q + (b * a.group + r0) * (PAIR ? 64 : 32);
+  const int8_t* q = a.q + (b * a.group + r0) * (FORM == PAIR ? 64 : 32);
   const float* d = a.d + b * a.group + r0;
   const float* s = a.s + b * a.group + r0;
   const int32_t* n = a.n + b * a.group * (T::kOffset == SPLIT ? 2 : 1) + r0;
   I sum[4];
   if constexpr (T::kOffset == SPLIT) {
     F part[4];
-    integer_part<T, R, PAIR>(x, 0, 4, q, n, sum);
+    integer_part<T, R, FORM>(x, 0, 4, q, n, sum);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) part[r] = mul(to_f32(sum[r]), x.d);
-    integer_part<T, R, PAIR>(x, 4, 8, q, n + a.group, sum);
+    integer_part<T, R, FORM>(x, 4, 8, q, n + a.group, sum);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) f[r] = fma(fma(to_f32(sum[r]), x.d2, part[r]), set1(d[r]), f[r]);
     return;
   }
-  integer_part<T, R, PAIR>(x, 0, 8, q, n, sum);
+  integer_part<T, R, FORM>(x, 0, 8, q, n, sum);
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
     f[r] = fma(to_f32(sum[r]), mul(x.d, set1(d[r])), f[r]);
@@ -262,14 +268,56 @@ OCTAVO_INLINE void quant_rows(const Block& x, const View& a, int64_t b, int64_t 
   }
 }
 
-template <class T, int R, bool PAIR>
-OCTAVO_INLINE void quant_block(const Block& x, const View& a, int64_t b, F* f) {
-#pragma GCC unroll 4
-  for (int r = 0; r + 4 <= R; r += 4) quant_rows<T, 4, PAIR>(x, a, b, r, f + r);
-  if constexpr (R % 4 != 0) quant_rows<T, R % 4, PAIR>(x, a, b, R / 4 * 4, f + R / 4 * 4);
+// In bf16 a quant is an integer again, offset included: 128 more than its seven bits, or its byte.
+// What that makes too much goes with the sum of the activations. Adds the quads from..to.
+template <class T, int R>
+OCTAVO_INLINE void half_part(const Block& x, int from, int to, const uint16_t* h, F d, F m,
+                             const float* s, F* f) {
+  F sum[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) sum[r] = zero_f();
+  OCTAVO_UNROLL_QUADS
+  for (int j = from; j < to; ++j) {
+    B first, second;
+    if constexpr (T::kAnyByte) {
+      first = pair_u8<0>(x.w[j]);
+      second = pair_u8<1>(x.w[j]);
+    } else {
+      first = pair_u7<0>(x.w[j]);
+      second = pair_u7<1>(x.w[j]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sum[r] = dot_bf16(sum[r], first, h + r * 32 + 4 * j);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sum[r] = dot_bf16(sum[r], second, h + r * 32 + 4 * j + 2);
+  }
+  constexpr float too_much = T::kOffsetValue + (T::kAnyByte ? 0 : 128);
+  m = fma(d, set1(-too_much), m);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) f[r] = fma(m, set1(s[r]), fma(sum[r], d, f[r]));
 }
 
-template <class T, int R, bool PAIR>
+template <class T, int R>
+OCTAVO_INLINE void half_rows(const Block& x, const View& a, int64_t b, F* f) {
+  const uint16_t* h = a.h + b * a.group * 32;
+  if constexpr (T::kOffset == SPLIT) {
+    const float* s = a.s16 + b * a.group * 2;
+    half_part<T, R>(x, 0, 4, h, x.d, zero_f(), s, f);
+    half_part<T, R>(x, 4, 8, h, x.d2, zero_f(), s + a.group, f);
+  } else {
+    half_part<T, R>(x, 0, 8, h, x.d, T::kHasMin ? x.m : zero_f(), a.s + b * a.group, f);
+  }
+}
+
+template <class T, int R, Form FORM>
+OCTAVO_INLINE void quant_block(const Block& x, const View& a, int64_t b, F* f) {
+  if constexpr (FORM == HALF) return half_rows<T, R>(x, a, b, f);
+#pragma GCC unroll 4
+  for (int r = 0; r + 4 <= R; r += 4) quant_rows<T, 4, FORM>(x, a, b, r, f + r);
+  if constexpr (R % 4 != 0) quant_rows<T, R % 4, FORM>(x, a, b, R / 4 * 4, f + R / 4 * 4);
+}
+
+template <class T, int R, Form FORM>
 void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
   F f[R];
 #pragma GCC unroll 16
@@ -283,8 +331,8 @@ void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
       const uint8_t* at = unit.at + h * lines * 64;
 #pragma GCC unroll 16
       for (int64_t i = 0; i < lines; ++i)
-        fetch<R, PAIR ? T::kFewPairs : T::kFewRows>(at, i);
-      quant_block<T, R, PAIR>(T::block(unit, h), a, u * T::kBlocks + h, f);
+        fetch<R, FORM == ONE ? T::kFewRows : T::kFewPairs>(at, i);
+      quant_block<T, R, FORM>(T::block(unit, h), a, u * T::kBlocks + h, f);
     }
   }
 #pragma GCC unroll 16
@@ -426,16 +474,16 @@ struct Job {
   int64_t ld;
 };
 
-template <class T, bool PAIR>
+template <class T, Form FORM>
 struct QuantKernel {
   static constexpr Offset kOffset = T::kOffset;
   static constexpr int64_t kChunk = 1;  // panels that all tiles of rows pass before the next
-  static constexpr int kRows = PAIR && kTileRows > 8 ? 8 : kTileRows;
+  static constexpr int kRows = FORM != ONE && kTileRows > 8 ? 8 : kTileRows;
   template <int R>
   static constexpr int kPanels = 1;
   template <int R, int P>
   OCTAVO_INLINE void run(const Job& j, const uint8_t* panel) {
-    quant_tile<T, R, PAIR>(panel, j.a, j.out, j.ld);
+    quant_tile<T, R, FORM>(panel, j.a, j.out, j.ld);
   }
 };
 
@@ -538,14 +586,16 @@ void run(const PackedWeight& w, const Acts& acts, const Range& want, float* out,
 template <class T>
 void run_quant(const PackedWeight& w, const Acts& acts, const Range& want, float* out,
                int64_t ld) {
-  if (acts.needs & ACT_PAIR) return run<QuantKernel<T, true>>(w, acts, want, out, ld);
-  run<QuantKernel<T, false>>(w, acts, want, out, ld);
+  if (acts.needs & ACT_PAIR) return run<QuantKernel<T, PAIR>>(w, acts, want, out, ld);
+  if (acts.needs & ACT_A8) return run<QuantKernel<T, ONE>>(w, acts, want, out, ld);
+  run<QuantKernel<T, HALF>>(w, acts, want, out, ld);
 }
 
-uint32_t linear_needs(WType type, bool fp32) {
-  if (fp32 || type == WType::F32 || type == WType::F16) return ACT_F32;
+uint32_t linear_needs(WType type, Products products) {
+  if (products == Products::F32 || type == WType::F32 || type == WType::F16) return ACT_F32;
+  if (type == WType::BF16) return ACT_BF16;
+  if (products == Products::BF16) return ACT_BF16 | (type == WType::Q6_K ? ACT_S16 : ACT_S);
   switch (type) {
-    case WType::BF16: return ACT_BF16;
     case WType::Q4_0: return ACT_A8 | ACT_N8;
     case WType::Q5_0: return ACT_A8 | ACT_N16;
     case WType::Q8_0: return ACT_A8 | ACT_N128;
@@ -555,9 +605,9 @@ uint32_t linear_needs(WType type, bool fp32) {
 }
 
 void linear(const PackedWeight& w, int64_t panel0, int64_t panel1, const Acts& acts, int64_t row0,
-            int64_t row1, float* out, int64_t ld, bool fp32) {
+            int64_t row1, float* out, int64_t ld) {
   const Range want = {panel0, panel1, row0, row1};
-  if (fp32 && w.type != WType::F32 && w.type != WType::F16)
+  if (acts.needs == ACT_F32 && w.type != WType::F32 && w.type != WType::F16)
     return run<Fp32Kernel>(w, acts, want, out, ld);
   switch (w.type) {
     case WType::F32: return run<FloatKernel<Float32>>(w, acts, want, out, ld);
@@ -619,6 +669,21 @@ OCTAVO_INLINE void quantise_block(const Acts& a, int64_t group, int64_t b, int64
   }
 }
 
+OCTAVO_INLINE void round_block(const Acts& a, int64_t group, int64_t b, int64_t r, F x0, F x1) {
+  const int64_t at = (group * a.blocks + b) * a.group + r;
+  uint16_t* h = a.h + at * 32;
+  store_bf16(h, x0);
+  store_bf16(h + 16, x1);
+  if (!(a.needs & (ACT_S | ACT_S16)) || (a.needs & ACT_A8)) return;
+  const float first = hsum(load_bf16(h)), second = hsum(load_bf16(h + 16));
+  if (a.s != nullptr) a.s[at] = first + second;
+  if (a.s16 != nullptr) {
+    float* s = a.s16 + (group * a.blocks + b) * 2 * a.group + r;
+    s[0] = first;
+    s[a.group] = second;
+  }
+}
+
 void prepare_blocks(const Acts& a, int64_t row, int64_t b0, int64_t b1, const float* x) {
   const int64_t group = row / a.group, r = row % a.group;
   if (b1 * 32 >= a.k) b1 = a.blocks;
@@ -632,13 +697,10 @@ void prepare_blocks(const Acts& a, int64_t row, int64_t b0, int64_t b1, const fl
       x0 = left <= 0 ? zero_f() : load_n(x, left < 16 ? left : 16);
       x1 = left <= 16 ? zero_f() : load_n(x + 16, left - 16);
     }
-    const int64_t at = ((group * a.blocks + b) * a.group + r) * 32;
     if (a.needs & ACT_A8) quantise_block(a, group, b, r, x0, x1);
-    if (a.needs & ACT_BF16) {
-      store_bf16(a.h + at, x0);
-      store_bf16(a.h + at + 16, x1);
-    }
+    if (a.needs & ACT_BF16) round_block(a, group, b, r, x0, x1);
     if (a.needs & ACT_F32) {
+      const int64_t at = ((group * a.blocks + b) * a.group + r) * 32;
       store(a.f + at, x0);
       store(a.f + at + 16, x1);
     }

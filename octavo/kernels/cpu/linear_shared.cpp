@@ -21,6 +21,7 @@ size_t lay_out(Acts& a, uint8_t* mem) {
   plane(a.q, blocks * (a.needs & ACT_PAIR ? 64 : 32), a8);
   plane(a.d, blocks, a8);
   plane(a.s, blocks, a.needs & ACT_S);
+  plane(a.s16, blocks * 2, a.needs & ACT_S16);
   plane(a.n8, blocks, a.needs & ACT_N8);
   plane(a.n16, blocks, a.needs & ACT_N16);
   plane(a.n128, blocks, a.needs & ACT_N128);

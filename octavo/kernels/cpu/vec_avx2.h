@@ -340,6 +340,25 @@ template <int j> OCTAVO_INLINE I u8_lane(B x) {
           _mm256_and_si256(_mm256_srli_epi32(x.b, 8 * j), m)};
 }
 
+// A bf16 in 128..255 has its seven low bits below the exponent 0x43.
+template <int h> OCTAVO_INLINE __m256i pair_u7_half(__m256i x) {
+  const __m256i which = _mm256_set_epi8(
+      -1, 13 + 2 * h, -1, 12 + 2 * h, -1, 9 + 2 * h, -1, 8 + 2 * h,
+      -1, 5 + 2 * h, -1, 4 + 2 * h, -1, 1 + 2 * h, -1, 2 * h,
+      -1, 13 + 2 * h, -1, 12 + 2 * h, -1, 9 + 2 * h, -1, 8 + 2 * h,
+      -1, 5 + 2 * h, -1, 4 + 2 * h, -1, 1 + 2 * h, -1, 2 * h);
+  return _mm256_or_si256(_mm256_shuffle_epi8(x, which), _mm256_set1_epi16(0x4300));
+}
+template <int h> OCTAVO_INLINE B pair_u7(B x) { return {pair_u7_half<h>(x.a), pair_u7_half<h>(x.b)}; }
+OCTAVO_INLINE __m256i exact_pair(__m256 even, __m256 odd) {
+  return _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(even), 16),
+                         _mm256_castps_si256(odd));
+}
+template <int h> OCTAVO_INLINE B pair_u8(B x) {
+  const F even = to_f32(u8_lane<2 * h>(x)), odd = to_f32(u8_lane<2 * h + 1>(x));
+  return {exact_pair(even.a, odd.a), exact_pair(even.b, odd.b)};
+}
+
 // maddubs saturates pair sums at 16 bits. 127 * 128 * 2 fits; for any byte the top bit goes alone:
 // 128 * -128 * 2 = -32768 just fits too.
 OCTAVO_INLINE __m256i dot_half(__m256i acc, __m256i w, __m256i q) {

@@ -31,6 +31,8 @@
 //   add_bits_b(B, mask, value)          adds value to the bytes whose bit of the u64 is set
 //   lo_bf16(B) hi_bf16(B) -> F          even / odd bf16 of each pair;  u8_lane<j>(B) -> I byte 4i+j
 //   pair_bf16(F even, F odd) -> B       rounds both to bf16 and interleaves them
+//   pair_u7<h>(B) -> B                  bf16 pair i: 128 + byte 4i+2h, 128 + the next; bytes <= 127
+//   pair_u8<h>(B) -> B                  likewise the bytes themselves, any
 //   kTileRows, OCTAVO_UNROLL_QUADS      what the registers hold: rows of a tile; whether a block's
 //                                       eight vectors live in registers (unrolled) or in memory
 //
@@ -252,6 +254,25 @@ OCTAVO_INLINE B pair_bf16(F even, F odd) {
 }
 template <int j> OCTAVO_INLINE I u8_lane(B a) {
   return {_mm512_and_si512(_mm512_srli_epi32(a.v, 8 * j), _mm512_set1_epi32(255))};
+}
+
+struct Pairs { uint8_t at[64]; };
+// Bytes 4i+2h and 4i+2h+1 of the first table, each followed by one of the second.
+constexpr Pairs pairs_of(int h) {
+  Pairs p = {};
+  for (int i = 0; i < 64; ++i)
+    p.at[i] = static_cast<uint8_t>(i % 2 == 1 ? 64 : i / 4 * 4 + 2 * h + i % 4 / 2);
+  return p;
+}
+// A bf16 in 128..255 has its seven low bits below the exponent 0x43.
+template <int h> OCTAVO_INLINE B pair_u7(B a) {
+  alignas(64) static constexpr Pairs which = pairs_of(h);
+  return {_mm512_permutex2var_epi8(a.v, _mm512_load_si512(&which), _mm512_set1_epi8(0x43))};
+}
+template <int h> OCTAVO_INLINE B pair_u8(B a) {
+  const __m512i even = _mm512_castps_si512(to_f32(u8_lane<2 * h>(a)).v);
+  const __m512i odd = _mm512_castps_si512(to_f32(u8_lane<2 * h + 1>(a)).v);
+  return {_mm512_or_si512(_mm512_srli_epi32(even, 16), odd)};
 }
 
 OCTAVO_INLINE I dot_u8s8(I acc, B w, int32_t quad) {

@@ -328,6 +328,18 @@ template <int j> OCTAVO_INLINE I u8_lane(B x) {
   return map<I>(x, [](B16 a) { return (I4)(((U4)a >> (8 * j)) & 255u); });
 }
 
+// A bf16 in 128..255 has its seven low bits below the exponent 0x43.
+template <int h> OCTAVO_INLINE B pair_u7(B x) {
+  return map<B>(x, [](B16 a) {
+    const U4 u = (U4)a >> (16 * h);
+    return (B16)((u & 0xffu) | (u & 0xff00u) << 8 | 0x43004300u);
+  });
+}
+template <int h> OCTAVO_INLINE B pair_u8(B x) {
+  return map<B>(to_f32(u8_lane<2 * h>(x)), to_f32(u8_lane<2 * h + 1>(x)),
+                [](F4 e, F4 o) { return (B16)((U4)e >> 16 | (U4)o); });
+}
+
 // Products of a byte and a signed byte fit 16 bits; their sums do not, so pairs are summed in 32.
 OCTAVO_INLINE I4 sum_pairs(H8 w, H8 q) {
 #ifdef __SSE2__
