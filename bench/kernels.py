@@ -8,9 +8,8 @@ figure is of its ceiling: of the products' peak for GOP/s (int8, bf16 or f32); f
 time that the roofline allows: reading the weights or multiplying, whichever takes longer. Ceilings
 are measured in the same run: the best peak, the median of the reads. Each figure is the 5th
 percentile of many short calls, so that a neighbour on the machine does not count; every type is
-checked against its fp32 mode first. Activations of quantised types are pairs of bytes, as the
-engine has them by default (--act int8: single bytes): GOP/s are the model's, the fractions of the
-int8 peak count both bytes' products.
+checked against its fp32 mode first. --act as in the engine; of pairs, GOP/s are the model's and
+the fractions of the int8 peak count both bytes' products.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ def weight(name: str, k: int, nbytes: int) -> _cpu.PackedWeight:
     return _cpu.pack(number, np.tile(one, (n // 64, 1)).reshape(-1), n, k)
 
 
-def check(handle: _cpu.PackedWeight, isa: str) -> None:
+def check(handle: _cpu.PackedWeight, isa: str, act: str) -> None:
     """The products agree with those of the dequantised weights."""
     x = np.random.default_rng(0).normal(size=(3, handle.k)).astype(np.float32)
     part = (0, 4, 0, 3)
-    exact = _cpu.linear(handle, x, isa, True, part)
-    got = _cpu.linear(handle, x, isa, False, part)
+    exact = _cpu.linear(handle, x, isa, "fp32", part)
+    got = _cpu.linear(handle, x, isa, act, part)
     if not np.linalg.norm(got - exact) <= 2e-2 * np.linalg.norm(exact):
         raise SystemExit("wrong products: nothing is measured")
 
@@ -68,8 +67,8 @@ def best(a: dict[str, float], b: dict[str, float]) -> dict[str, float]:
 class Bench:
     """Ceilings and cells of one instruction set."""
 
-    def __init__(self, isa: str, threads: int, seconds: float, pair: bool) -> None:
-        self.isa, self.threads, self.seconds, self.pair = isa, threads, seconds, pair
+    def __init__(self, isa: str, threads: int, seconds: float, act: str) -> None:
+        self.isa, self.threads, self.seconds, self.act = isa, threads, seconds, act
         self.peaks, self.reads = self.probe(), [0.0]
 
     def probe(self) -> dict[str, float]:
@@ -92,16 +91,14 @@ class Bench:
         if memory:
             reads = _cpu.time_reads(handle, panels, threads, self.seconds, self.isa)
             self.reads.append(sum(panels * panel_bytes / t for t in reads))
-        times = _cpu.time_linear(
-            handle, rows, panels, threads, self.seconds, self.isa, pair=self.pair
-        )
+        times = _cpu.time_linear(handle, rows, panels, threads, self.seconds, self.isa, self.act)
         calls = sum(1 / t for t in times)
         return calls * panels * panel_bytes, calls * 2 * rows * panels * 16 * handle.k
 
     def row(self, name: str, k: int) -> dict[str, object]:
         """All cells of one type."""
         cached, large = weight(name, k, CACHE_BYTES), weight(name, k, MEMORY_BYTES)
-        check(cached, self.isa)
+        check(cached, self.isa, self.act)
         cells = [
             ("memory" if memory else "cache", rows, *self.cell(handle, rows, memory))
             for memory, handle, counts in ((0, cached, CACHE_ROWS), (1, large, MEMORY_ROWS))
@@ -112,8 +109,10 @@ class Bench:
     def fraction(self, name: str, cell: tuple[str, int, float, float]) -> float:
         """Of the roofline of all cores from memory; of one core's peak in cache."""
         where, _, bytes_s, ops_s = cell
-        peak = f"{TYPES[name][3]}_ops_per_s"
-        ops_s *= 2 if self.pair and TYPES[name][3] == "int8" else 1
+        kind = TYPES[name][3]
+        ops_s *= 2 if self.act == "pairs" and kind == "int8" else 1
+        products = {"bf16": "bf16", "fp32": "f32"}.get(self.act, kind) if kind == "int8" else kind
+        peak = f"{products}_ops_per_s"
         if where == "cache":
             return ops_s / self.peaks[peak]
         return max(bytes_s / self.read, ops_s / (self.peaks[peak] * self.threads))
@@ -135,13 +134,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--isa", default=",".join(_cpu.isas()))
     parser.add_argument("--types", default=",".join(TYPES))
-    parser.add_argument("--act", choices=("pair", "int8"), default="pair")
+    parser.add_argument("--act", choices=("pairs", "int8", "bf16", "fp32"), default="int8")
     parser.add_argument("--k", type=int, default=1536)
     parser.add_argument("--seconds", type=float, default=0.05)
     args = parser.parse_args()
     report = []
     for isa in args.isa.split(","):
-        bench = Bench(isa, _cpu.affinity_count(), args.seconds, args.act == "pair")
+        bench = Bench(isa, _cpu.affinity_count(), args.seconds, args.act)
         rows = [bench.row(name, args.k) for name in args.types.split(",")]
         bench.peaks = best(bench.peaks, bench.probe())
         peaks = {key: f"{bench.peaks[key] / 1e9:.1f}" for key in bench.peaks}

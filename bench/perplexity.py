@@ -6,9 +6,9 @@
 
 The text is cut as llama-perplexity cuts it: chunks of 512 tokens, each begun with BOS where the
 model wants one, the second half of each scored. It is prose of Python's manual, as in
-bench/numerics.py. What differs between columns of a row is rounding of activations, of K and V, and
-the order of sums: fp32 rounds nothing, so the distance from it is what a format costs. A requantised
-file is worse than the original; all columns read the same one.
+bench/numerics.py. What differs between columns of a row is the rounding of activations, of K and V,
+and the order of sums: fp32 rounds nothing, so the distance from it is what a format costs. A
+requantised file is worse than the original; all columns read the same one.
 
 llama.cpp is built under --home at first use, as by bench/compare.py.
 """
@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numerics
 import numpy as np
-from peers import llama_bin, requantised
+from installs import llama_bin, requantised
 
 from octavo.core.batch import Batch, Row, Want
 from octavo.models import hub

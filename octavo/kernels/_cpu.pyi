@@ -1,6 +1,7 @@
 """The C++ extension, as type checkers see it. Shapes and meanings: the sources' bind_*.cpp."""
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,14 @@ def pack(
     type: int, data: Any, rows: int, cols: int, permute_heads: int = 0, threads: int = 1
 ) -> PackedWeight: ...
 def unpack(weight: PackedWeight) -> bytes: ...
+
+class Products(Enum):
+    INT8 = 0
+    BF16 = 1
+    F32 = 2
+
 def linear(
-    weight: PackedWeight, x: Floats, isa: str = "auto", fp32: bool = False, **options: Any
+    weight: PackedWeight, x: Floats, isa: str = "auto", act: str = "int8", **options: Any
 ) -> Floats: ...
 def quantise(x: Floats, isa: str = "auto") -> Any: ...
 def embed_row(weight: PackedWeight, id: int, scale: float = 1.0, isa: str = "auto") -> Floats: ...
@@ -42,6 +49,7 @@ class ExecutorConfig:
     isa: str
     threads: int
     pin: bool
+    products: Products
     fp32: bool
     max_tokens: int
     max_outputs: int

@@ -240,8 +240,9 @@ std::vector<double> time_stream(const std::vector<const Packed*>& weights, int64
       const PackedWeight& w = p->weight;
       const int64_t p0 = w.panels * thread / threads, p1 = w.panels * (thread + 1) / threads;
       if (rows == 0) {
-        static thread_local volatile float sink;
-        sink = read.read_bytes(w.data + p0 * w.panel_bytes, (p1 - p0) * w.panel_bytes / 256 * 256);
+        static thread_local volatile float sink = 0;
+        sink = sink + read.read_bytes(w.data + p0 * w.panel_bytes,
+                                      (p1 - p0) * w.panel_bytes / 256 * 256, READ_AHEAD);
         continue;
       }
       const Acts& a = acts.at({w.k, forms(t, w.type, act)}).acts;
