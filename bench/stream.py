@@ -18,6 +18,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from octavo.ceilings import UNITS
 from octavo.kernels import _cpu
 from octavo.models import hub
 from octavo.models.weights import open_checkpoint
@@ -115,8 +116,8 @@ def main() -> None:
     kind = {"bf16": "bf16", "fp32": "f32"}.get(args.act, "int8")
     peak = 0.0
     for _ in range(args.repeats):
-        found = dict(_cpu.probe(args.isa, args.threads, 0.1, 1 << 20))
-        peak = max(peak, found[f"{kind}_ops_per_s"] / (2 if args.act == "pairs" else 1))
+        found = _cpu.probe_ops(args.threads, UNITS.index(kind), 0.02, args.isa)
+        peak = max(peak, found / (2 if args.act == "pairs" else 1))
         for cell in cells:
             given = (1, args.threads, args.isa, args.act)
             cell.read += _cpu.time_stream(cell.weights, 0, *given)
