@@ -57,13 +57,13 @@ ROW_BYTES = 128
 OUT_BYTES = 184
 
 _OUT_WORDS = OUT_BYTES // 4
+_TOP_WORD = 6  # of a record: where its ids begin
 _MAX_TOP = 20
 _HEAD = struct.Struct("<7f3i")
 _PLAIN_TAIL = struct.Struct("<Qii ii 64x")
 _TAIL = struct.Struct("<Qii ii 13i 12x")
-_OUT = struct.Struct("<3i2fi20i20f")
 assert _HEAD.size + _TAIL.size == _HEAD.size + _PLAIN_TAIL.size == ROW_BYTES
-assert _OUT.size == OUT_BYTES
+assert 4 * (_TOP_WORD + 2 * _MAX_TOP) == OUT_BYTES
 
 _MASK64 = 2**64 - 1
 _CACHE_LIMIT = 4096
@@ -217,26 +217,27 @@ def _mask(mask: bytes | None, data: _Data) -> tuple[int, int]:
 
 def decode(batch: Batch, out: bytes | bytearray | memoryview) -> dict[int, RowResult]:
     """One `RowResult` for each row of the batch, by seq_id, from the sampler's records."""
-    words = memoryview(out).cast("B").cast("i")
+    octets = memoryview(out).cast("B")
+    words, floats = octets.cast("i"), octets.cast("f")
     errors = words[0::_OUT_WORDS].tolist()
     tokens = words[2::_OUT_WORDS].tolist()
+    fine = not any(errors)
     results: dict[int, RowResult] = {}
     first = 0
     for row in batch.rows:
         after = first + len(row.outputs)
-        if any(errors[first:after]):
+        if not fine and any(errors[first:after]):
             results[row.seq_id] = RowResult(error=_message(words, errors, first, after))
-        elif all(map(_is_plain, row.outputs)):
-            results[row.seq_id] = RowResult(tuple(tokens[first:after]))
         else:
-            results[row.seq_id] = _decode_row(row, words, first)
+            for want in row.outputs:
+                spec = want.sample
+                if spec is None or want.target is not None or spec.params.logprobs is not None:
+                    results[row.seq_id] = _decode_row(row, words, floats, first)
+                    break
+            else:
+                results[row.seq_id] = RowResult(tuple(tokens[first:after]))
         first = after
     return results
-
-
-def _is_plain(want: Want) -> bool:
-    spec = want.sample
-    return want.target is None and spec is not None and spec.params.logprobs is None
 
 
 def _message(words: Any, errors: list[int], first: int, after: int) -> str:
@@ -244,20 +245,24 @@ def _message(words: Any, errors: list[int], first: int, after: int) -> str:
     return _ERRORS[errors[bad]].format(words[bad * _OUT_WORDS + 1])
 
 
-def _decode_row(row: Row, words: Any, first: int) -> RowResult:
+def _decode_row(row: Row, words: Any, floats: Any, first: int) -> RowResult:
     tokens: list[int] = []
     logprobs: list[TokenLogprob] = []
     scores: list[TokenLogprob] = []
-    for i, want in enumerate(row.outputs, first):
-        _, _, token, logprob, score, num_top, *rest = _OUT.unpack_from(words, i * OUT_BYTES)
-        top = tuple(zip(rest[:num_top], rest[_MAX_TOP : _MAX_TOP + num_top], strict=True))
+    for at, want in enumerate(row.outputs, first):
+        word = at * _OUT_WORDS
+        ids = word + _TOP_WORD
+        after = ids + words[word + 5]
+        values = floats[ids + _MAX_TOP : after + _MAX_TOP]
+        top = tuple(zip(words[ids:after].tolist(), values.tolist(), strict=True))
         if want.sample is not None:
+            token = words[word + 2]
             tokens.append(token)
             num = want.sample.params.logprobs
             if num is not None:
-                logprobs.append(TokenLogprob(token, logprob, top[:num]))
+                logprobs.append(TokenLogprob(token, floats[word + 3], top[:num]))
         if want.target is not None:
-            scores.append(TokenLogprob(want.target, score, top[: want.top]))
+            scores.append(TokenLogprob(want.target, floats[word + 4], top[: want.top]))
     return RowResult(tuple(tokens), tuple(logprobs), tuple(scores))
 
 
