@@ -120,8 +120,8 @@ class Program:
     def arena(self, row_bytes: Callable[[Shape], int] | None = None, align: int = 64) -> Arena:
         """Plan one arena for all values; row_bytes says what a backend keeps of a row of a value.
 
-        Values with the same slot must have sizes of which one bounds the other for all T and S <= T,
-        so offsets stay linear and the plan holds at every size, not only at the largest.
+        Of values with the same slot, one's size must bound the other's for all T and S <= T, so
+        offsets stay linear and the plan holds at every size, not only at the largest.
         """
         size_of = row_bytes or (lambda shape: max(shape.cols, 1) * 4)
         sizes = [v.rows * (-(-size_of(v) // align) * align) for v in self.values]

@@ -12,9 +12,13 @@ from array import array
 import numpy as np
 import pytest
 
+from octavo.core.batch import Row, SampleSpec, Want
+from octavo.core.request import SamplingParams
 from octavo.errors import EngineError
-from octavo.kernels import isas
+from octavo.kernels import _cpu, isas
 from octavo.runtime.cpu import CpuExecutor, CpuOptions
+from octavo.runtime.sampling import decode
+from octavo.runtime.sampling import encode as sampling_encode
 from tests.runtime import small
 
 TEXT = small.tokens(1, 300)
@@ -86,6 +90,46 @@ def test_replay_is_op_by_op(threads):
         for executor in (replayed, stepped):
             executor.submit(work)
         assert replayed.collect().rows == stepped.collect().rows
+
+
+KINDS = (
+    {"temperature": 0},
+    {"temperature": 0, "logprobs": 0},
+    {"temperature": 0, "logprobs": 4},
+    {"temperature": 0.8, "top_k": 20, "logprobs": 2},
+    {"temperature": 0.7, "top_p": 0.5},
+    {"temperature": 5.0, "top_p": 0.95, "logprobs": 0},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "logprobs": 1},
+    {"temperature": 1.5, "min_p": 0.1},
+    {"temperature": 0.9, "typical_p": 0.7},
+    {"temperature": 0, "logit_bias": ((7, 3.0),), "logprobs": 0},
+    {"temperature": 1.0, "banned_token_ids": (3, 4), "top_p": 0.9},
+)
+
+
+def _wants(count):
+    """Every kind of choice and score in turn."""
+    for i in range(count):
+        kind = i % (len(KINDS) + 1)
+        if kind == len(KINDS):
+            yield Want(i, target=i * 7 % 1100, top=i % 4)
+        else:
+            params = SamplingParams(**KINDS[kind])
+            yield Want(i, SampleSpec(params, i, 0, i + 1), target=5 if i % 5 == 0 else None)
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize(("threads", "count"), [(1, 200), (2, 200), (3, 14), (2, 3)])
+def test_digests_choose_what_whole_logits_choose(threads, count, isa):
+    """Over several passes of the head, and a vocabulary that ends inside a block of ids."""
+    executor = small.executor(small.config(vocab_size=1100), threads=threads, isa=isa)
+    row = Row(0, 0, small.tokens(4, count), small.table(0), tuple(_wants(count)))
+    work = small.batch(row)
+    logits = executor.logits(work)
+    whole = decode(work, _cpu.sample(logits, *sampling_encode(work), isa))
+    executor.submit(work)
+    assert executor.collect().rows == whole
 
 
 @pytest.mark.parametrize("isa", isas())

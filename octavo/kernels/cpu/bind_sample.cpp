@@ -30,10 +30,10 @@ bool within(int64_t at, int64_t count, int64_t words) {
 }  // namespace
 
 // What `carve_all` in sample.inl carves: two 64-bit keys, four floats and an id for each id of
-// the vocabulary, two maxima for each 16, a sum for each 256 and a bit for each.
+// the vocabulary, two maxima for each 16, seven floats for each 256 and a bit for each.
 size_t sample_scratch_bytes(int64_t vocab) {
   const size_t n = static_cast<size_t>(padded(vocab));
-  return n * (2 * 8 + 5 * 4) + n / 16 * 2 * 4 + n / 256 * 4 + n / 8;
+  return n * (2 * 8 + 5 * 4) + n / 16 * 2 * 4 + n / 256 * 7 * 4 + n / 8;
 }
 
 const char* link_sample_rows(SampleRow* rows, int64_t num_rows, const int32_t* data,

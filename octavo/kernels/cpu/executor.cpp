@@ -17,12 +17,16 @@ constexpr int64_t TILE_FLOATS = 32 << 10;
 constexpr int64_t SMALL_ROWS = 64;  // one block of rows
 constexpr int64_t CHUNK_PANELS = 8;
 constexpr int64_t LOGITS_BYTES = 16 << 20;
-constexpr int64_t MIN_LOGITS_ROWS = 32, MAX_LOGITS_ROWS = 64;
+constexpr int64_t MIN_LOGITS_ROWS = 32, MAX_PASS_ROWS = 64;
+constexpr int64_t BLOCK_PANELS = SAMPLE_BLOCK / 16;
 constexpr int64_t COUNTERS_PER_OP = 4;
 constexpr int64_t LANES = 16;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t align(int64_t n, int64_t to) { return ceil_div(n, to) * to; }
+
+// Of one row of logits: 16 maxima, a top and two sums for each block, in whole cache lines.
+int64_t digest_floats(int64_t vocab) { return align(ceil_div(vocab, SAMPLE_BLOCK), LANES) * 19; }
 
 int64_t now_ns() {
   timespec t;
@@ -128,7 +132,7 @@ void Executor::finish(int64_t arena_bytes) {
     const bool head = op.kind == OpKind::FinalNormHead;
     if (head) vocab = op.weights[0].panels * LANES;
     const int64_t most = op.wanted ? config_.max_outputs : config_.max_tokens;
-    const int64_t rows = head ? MAX_LOGITS_ROWS : most;
+    const int64_t rows = head ? MAX_PASS_ROWS : most;
     size_t& buffer = op.received ? passed : shared;
     buffer = std::max(buffer, acts_bytes(rows, k, needs(op)));
     own = std::max(own, acts_bytes(REDUNDANT_ROWS, k, needs(op)));
@@ -136,11 +140,13 @@ void Executor::finish(int64_t arena_bytes) {
     if (op.post_norm) post = std::max(post, size_t(rows * align(config_.hidden, LANES) * 4));
   }
   const int64_t rows = vocab ? LOGITS_BYTES / (vocab * 4) : 0;
-  logits_rows_ = std::clamp(rows, MIN_LOGITS_ROWS, MAX_LOGITS_ROWS);
+  logits_rows_ = std::clamp(rows, MIN_LOGITS_ROWS, MAX_PASS_ROWS);
   logits_rows_ = std::min(logits_rows_, std::max<int64_t>(1, config_.max_outputs));
   const size_t tokens = size_t(config_.max_tokens);
   const size_t at_acts = carve(shared), at_passed = carve(passed);
   const size_t at_logits = carve(size_t(logits_rows_ * vocab * 4));
+  const size_t at_digests = carve(size_t(MAX_PASS_ROWS * digest_floats(config_.vocab) * 4));
+  const size_t at_bests = carve(size_t(pool_.threads()) * MAX_PASS_ROWS * sizeof(LogitBest));
   const size_t at_post = carve(post);
   const size_t at_angles = carve(ropes_.size() * tokens * size_t(config_.heads.head_dim) * 4);
   const int n = pool_.threads();
@@ -158,6 +164,8 @@ void Executor::finish(int64_t arena_bytes) {
   shared_acts_ = base + at_acts;
   passed_acts_ = base + at_passed;
   logits_ = reinterpret_cast<float*>(base + at_logits);
+  digests_ = reinterpret_cast<float*>(base + at_digests);
+  bests_ = reinterpret_cast<LogitBest*>(base + at_bests);
   post_ = reinterpret_cast<float*>(base + at_post);
   angles_ = reinterpret_cast<float*>(base + at_angles);
   for (int i = 0; i < n; ++i) {
@@ -227,6 +235,7 @@ void Executor::begin(const StepInput& step, SampleOut* out, float* logits) {
     }
   }
   find_wanted_rows();
+  plan_head();
   attention_.plan(step_rows_);
   wanted_attention_.plan(wanted_rows_);
 }
@@ -241,6 +250,30 @@ void Executor::find_wanted_rows() {
     else
       wanted_rows_.push_back({position_[size_t(token)], 1, i, step_rows_[size_t(row)].table});
   }
+}
+
+// Which rows the head's passes take, and where their digests go: at most MAX_PASS_ROWS, of which at
+// most logits_rows_ keep their logits.
+void Executor::plan_head() {
+  head_rows_.clear();
+  passes_.assign(1, 0);
+  const int64_t blocks = align(ceil_div(config_.vocab, SAMPLE_BLOCK), LANES);
+  const int64_t ld = align(config_.vocab, LANES);
+  int64_t kept = 0;
+  for (int64_t i = 0; i < step_.num_wanted; ++i) {
+    uint32_t needs = kernels_.sample->needs(step_.samples + i, config_.vocab);
+    if (logits_out_ != nullptr) needs |= KEEP_LOGITS;
+    const bool keep = needs & KEEP_LOGITS;
+    if (i - passes_.back() == MAX_PASS_ROWS || (keep && kept == logits_rows_)) {
+      passes_.push_back(i);
+      kept = 0;
+    }
+    float* at = digests_ + (i - passes_.back()) * digest_floats(config_.vocab);
+    float* tops = at + blocks * LANES;
+    head_rows_.push_back({needs, keep ? logits_ + kept++ * ld : nullptr, at, tops, tops + blocks,
+                          tops + 2 * blocks});
+  }
+  if (step_.num_wanted > 0) passes_.push_back(step_.num_wanted);
 }
 
 const char* Executor::run(const StepInput& step, SampleOut* out, float* logits) {
@@ -616,34 +649,52 @@ void Executor::norm_gate_up_act(const OpSpec& op, Thread& t) {
   barrier(t);
 }
 
-// The rows in blocks, so that logits need little memory; each is sampled at once.
+// The rows in passes, so that logits need little memory. A block of ids goes to the sampler's
+// digest as soon as it is computed; then each row is sampled.
 void Executor::final_norm_head(const OpSpec& op, Thread& t) {
-  const PackedWeight& w = op.weights[0];
-  const int64_t ld = w.panels * LANES, x_ld = values_[size_t(op.x)].ld;
   const float* x = value(op.x);
-  for (int64_t s0 = 0; s0 < step_.num_wanted; s0 += logits_rows_) {
-    const int64_t rows = std::min(logits_rows_, step_.num_wanted - s0);
+  const int64_t x_ld = values_[size_t(op.x)].ld;
+  for (size_t pass = 0; pass + 1 < passes_.size(); ++pass) {
+    const int64_t s0 = passes_[pass], rows = passes_[pass + 1] - s0;
     const Acts acts = prepare(t, op, rows, [&](int64_t r) {
-      rows_.rms_norm(x + (s0 + r) * x_ld, op.norm, w.k, op.eps, t.row);
+      rows_.rms_norm(x + (s0 + r) * x_ld, op.norm, op.weights[0].k, op.eps, t.row);
       return t.row;
     });
-    share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
-      multiply(op, 0, acts, {p0, p1, r0, r1}, logits_ + r0 * ld + p0 * LANES, ld);
-    });
+    digest_blocks(op, acts, t, s0);
     barrier(t);
     charge(t, &op - ops_.data());
     share(t, rows, 1, [&](int64_t r0, int64_t r1) {
       for (int64_t r = r0; r < r1; ++r) {
-        const float* row = logits_ + r * ld;
-        const SampleRow* how = step_.samples + s0 + r;
-        kernels_.sample->sample(row, config_.vocab, how, t.sample, out_ + s0 + r);
+        const LogitRow& row = head_rows_[size_t(s0 + r)];
+        kernels_.sample->choose(&row, bests_ + r, pool_.threads(), MAX_PASS_ROWS, config_.vocab,
+                                step_.samples + s0 + r, t.sample, out_ + s0 + r);
         if (logits_out_ != nullptr)
-          std::memcpy(logits_out_ + (s0 + r) * config_.vocab, row, size_t(config_.vocab) * 4);
+          std::memcpy(logits_out_ + (s0 + r) * config_.vocab, row.logits,
+                      size_t(config_.vocab) * 4);
       }
     });
     barrier(t);
     charge(t, int64_t(ops_.size()));
   }
+}
+
+void Executor::digest_blocks(const OpSpec& op, const Acts& acts, Thread& t, int64_t s0) {
+  const PackedWeight& w = op.weights[0];
+  LogitBest* best = bests_ + t.index * MAX_PASS_ROWS;
+  std::fill(best, best + acts.rows, LogitBest{-INFINITY, 0});
+  // Few enough blocks at once for their logits to be still in L1 or L2 when they are digested.
+  const int64_t fit = std::clamp<int64_t>(TILE_FLOATS / 2 / (acts.rows * SAMPLE_BLOCK), 1, 8);
+  share(t, ceil_div(config_.vocab, SAMPLE_BLOCK), 1, [&](int64_t b0, int64_t b1) {
+    for (int64_t b = b0; b < b1; b += fit) {
+      const int64_t p0 = b * BLOCK_PANELS;
+      const int64_t p1 = std::min(std::min(b + fit, b1) * BLOCK_PANELS, w.panels);
+      const int64_t width = (p1 - p0) * LANES, first = p0 * LANES;
+      multiply(op, 0, acts, {p0, p1, 0, acts.rows}, t.tile, width);
+      for (int64_t r = 0; r < acts.rows; ++r)
+        kernels_.sample->digest(t.tile + r * width, first, std::min(width, config_.vocab - first),
+                                step_.samples + s0 + r, &head_rows_[size_t(s0 + r)], best + r);
+    }
+  });
 }
 
 }  // namespace octavo

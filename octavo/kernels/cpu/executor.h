@@ -119,6 +119,7 @@ class Executor {
   const char* check(const StepInput& step) const;
   void begin(const StepInput& step, SampleOut* out, float* logits);
   void find_wanted_rows();
+  void plan_head();
   void run_op(const OpSpec& op, Thread& t);
   void walk(int thread);
   void reset_counters();
@@ -131,6 +132,7 @@ class Executor {
   void project_residual(const OpSpec& op, Thread& t);  // out_residual, down_residual
   void norm_gate_up_act(const OpSpec& op, Thread& t);
   void final_norm_head(const OpSpec& op, Thread& t);
+  void digest_blocks(const OpSpec& op, const Acts& acts, Thread& t, int64_t s0);
 
   // Fills the activations of `rows` rows; source(r) gives a row of weights[0].k floats.
   template <class Source>
@@ -176,7 +178,9 @@ class Executor {
   // Carved out of scratch_.
   uint8_t* shared_acts_ = nullptr;
   uint8_t* passed_acts_ = nullptr;  // from op to op
-  float* logits_ = nullptr;
+  float* logits_ = nullptr;   // of those rows of a pass that need them
+  float* digests_ = nullptr;  // of all rows of a pass: maxima, tops, plain, warped
+  LogitBest* bests_ = nullptr;  // [thread][MAX_PASS_ROWS]
   float* post_ = nullptr;
   float* angles_ = nullptr;  // [rope][max_tokens][cos half, sin half]
   int64_t logits_rows_ = 0;
@@ -191,6 +195,8 @@ class Executor {
   std::vector<StepRow> step_rows_, wanted_rows_;
   std::vector<int32_t> row_, position_, block_, slot_;  // of each token
   const OpSpec* only_ = nullptr;                  // eager: the op to run
+  std::vector<LogitRow> head_rows_;  // of each wanted position
+  std::vector<int64_t> passes_;      // where each of the head's passes begins, and the end
   int64_t started_ns_ = 0;
 
   int64_t steps_ = 0, steps_ns_ = 0;

@@ -3,6 +3,10 @@
 //
 // One row is one wanted position: its logits, a SampleRow, a SampleOut. The result is a function of
 // these alone: no state, no threads, no other rows.
+//
+// A row of logits is seen block by block (SAMPLE_BLOCK ids), by whichever thread has just computed
+// the block (`digest`), and once more by the thread that chooses (`choose`), as far as the digests
+// do not say it all: the greedy choice never needs the logits themselves, so they are not kept.
 #pragma once
 #include "contract.h"
 
@@ -54,9 +58,42 @@ struct SampleOut {
 };
 static_assert(sizeof(SampleOut) == 184);
 
+constexpr int64_t SAMPLE_BLOCK = 256;
+
+// What a row's digest keeps.
+constexpr uint32_t KEEP_LOGITS = 1;  // `logits` and `maxima`
+constexpr uint32_t SUM_PLAIN = 2;    // `tops` and `plain`, for log-probabilities
+constexpr uint32_t SUM_WARPED = 4;   // `tops` and `warped`, for choosing among all ids
+
+// A row's digest. What its needs do not name is neither written nor read, and may be null.
+struct LogitRow {
+  uint32_t needs;
+  float* logits;  // [vocab]
+  float* maxima;  // [blocks][16]: the highest of each lane of 16 ids
+  float* tops;    // [blocks]: the highest
+  float* plain;   // [blocks]: the sum of exp(logit - top)
+  float* warped;  // [blocks]: of exp((logit - top) / temperature)
+};
+
+// The highest logit of the blocks that one thread saw, and its lowest id; NaN before all others.
+// Begins as {-inf, 0}; `choose` takes the best of all threads.
+struct LogitBest {
+  float top;
+  int32_t id;
+};
+
 struct SampleTable {
-  // logits: [vocab], any alignment, never written. scratch: sample_scratch_bytes(vocab), 64-byte
-  // aligned, needs no initialisation.
+  // The needs of this row: of its own parameters only.
+  uint32_t (*needs)(const SampleRow* row, int64_t vocab);
+  // Digests `count` logits, those of the ids from `first` on, a multiple of SAMPLE_BLOCK. A thread
+  // passes its blocks in rising order.
+  void (*digest)(const float* logits, int64_t first, int64_t count, const SampleRow* row,
+                 const LogitRow* into, LogitBest* best);
+  // best: of each thread, best[i * stride]. scratch: sample_scratch_bytes(vocab), 64-byte aligned,
+  // needs no initialisation.
+  void (*choose)(const LogitRow* digest, const LogitBest* best, int64_t threads, int64_t stride,
+                 int64_t vocab, const SampleRow* row, void* scratch, SampleOut* out);
+  // Both at once. logits: [vocab], any alignment, never written.
   void (*sample)(const float* logits, int64_t vocab, const SampleRow* row, void* scratch,
                  SampleOut* out);
   // For tests: the probability with which each id would be chosen, 0 where it was cut; [vocab].

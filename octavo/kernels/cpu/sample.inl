@@ -4,8 +4,8 @@
 // these maxima reach is reached by at least k ids. Bounds only gather candidates; which are kept is
 // then decided exactly, in the order (logit falling, id rising).
 //
-// Sums run in one order: 16 lanes by 4 accumulators in a block, blocks in double. So every result
-// depends on the row alone.
+// Sums run in one order: 16 lanes by 4 accumulators in a block, relative to its own highest logit;
+// blocks in double, in order. So every result depends on the row alone.
 #include <float.h>
 #include <math.h>
 
@@ -15,7 +15,7 @@ namespace octavo {
 namespace {
 namespace sampling {
 
-constexpr int64_t LANES = 16, BLOCK = 256;
+constexpr int64_t LANES = 16, BLOCK = SAMPLE_BLOCK;
 constexpr float POS_INF = __builtin_inff();
 
 OCTAVO_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -29,6 +29,8 @@ struct Scratch {
   int32_t* list_id;                 // [n]
   float *maxima, *adjusted_maxima;  // [n / 16] each
   float* sums;                      // [n / 256]
+  float *tops, *plain, *warped;     // [n / 256] each: digest of logits that come whole
+  float *adjusted_tops, *adjusted_plain, *adjusted_warped;
   uint8_t* bits;                    // [n / 8]
 };
 
@@ -52,17 +54,24 @@ static Scratch carve_all(void* memory, int64_t vocab) {
   s.maxima = carve<float>(at, n / 16);
   s.adjusted_maxima = carve<float>(at, n / 16);
   s.sums = carve<float>(at, n / 256);
+  s.tops = carve<float>(at, n / 256);
+  s.plain = carve<float>(at, n / 256);
+  s.warped = carve<float>(at, n / 256);
+  s.adjusted_tops = carve<float>(at, n / 256);
+  s.adjusted_plain = carve<float>(at, n / 256);
+  s.adjusted_warped = carve<float>(at, n / 256);
   s.bits = carve<uint8_t>(at, n / 8);
   return s;
 }
 
-// Logits of one row with the maxima over them.
+// Logits of one row as digested.
 struct Field {
   const float* logit;
   int64_t n;
   const float* maxima;
+  const float *tops, *plain, *warped;
   float top;
-  double* plain_total;  // the model's own logits: sum of exp(logit - top) once known; else null
+  int32_t top_id;
 };
 
 // f(x, first id) for each vector of ids [first, after); ids beyond have logit -inf.
@@ -106,23 +115,6 @@ static double uniform(const SampleRow& row) {
 
 // --- Passes over all ids -------------------------------------------------------------------------
 
-// Fills maxima; top is the highest of them. False if any logit is NaN.
-static bool scan(const float* logit, int64_t n, float* maxima, Field* out) {
-  F top = set1(-POS_INF);
-  M bad = ne(set1(0.0f), set1(0.0f));
-  for (int64_t b = 0; b < num_blocks(n); ++b) {
-    F high = set1(-POS_INF);
-    each_vector(logit, b * BLOCK, least(n, (b + 1) * BLOCK), [&](F x, int64_t) {
-      bad = or_(bad, ne(x, x));
-      high = max(x, high);
-    });
-    store(maxima + b * LANES, high);
-    top = max(high, top);
-  }
-  *out = {logit, n, maxima, hmax(top), nullptr};
-  return !any(bad);
-}
-
 // The lowest id whose logit is `value`, or is NaN if value is; n if none.
 static int64_t find(const float* logit, int64_t n, float value) {
   const F v = set1(value);
@@ -136,15 +128,6 @@ static int64_t find(const float* logit, int64_t n, float value) {
     if (found < n) return found;
   }
   return n;
-}
-
-static int32_t argmax(const Field& f) {
-  const F top = set1(f.top);
-  int64_t b = 0;
-  while (!any(eq(load(f.maxima + b * LANES), top))) ++b;
-  const int64_t first = b * BLOCK;
-  return static_cast<int32_t>(
-      first + find(f.logit + first, least(BLOCK, f.n - first), f.top));
 }
 
 // exponent = (logit - top) / T; scale = log2(e) / T.
@@ -177,25 +160,33 @@ static float limit_of(float floor) {
   return limit > LEAST_EXPONENT ? limit : LEAST_EXPONENT;
 }
 
-// Weights of block b, those below the limit 0, handed to use(w, first id); returns their sum.
+// Weights of at most a block of logits, those below the limit 0, handed to use(w, place); returns
+// their sum.
 template <class Fn>
-OCTAVO_INLINE float weigh(const Field& f, const Warp& warp, F limit, int64_t b, Fn use) {
+OCTAVO_INLINE float weigh(const float* logit, int64_t n, const Warp& warp, F limit, Fn use) {
   const auto one = [&](F x, int64_t i) {
     const F w = weight(x, warp, limit);
     use(w, i);
     return w;
   };
   F s0 = zero_f(), s1 = zero_f(), s2 = zero_f(), s3 = zero_f();
-  int64_t i = b * BLOCK;
-  const int64_t after = least(f.n, i + BLOCK);
-  for (; i + 4 * LANES <= after; i += 4 * LANES) {
-    s0 = add(s0, one(load(f.logit + i), i));
-    s1 = add(s1, one(load(f.logit + i + LANES), i + LANES));
-    s2 = add(s2, one(load(f.logit + i + 2 * LANES), i + 2 * LANES));
-    s3 = add(s3, one(load(f.logit + i + 3 * LANES), i + 3 * LANES));
+  int64_t i = 0;
+  for (; i + 4 * LANES <= n; i += 4 * LANES) {
+    s0 = add(s0, one(load(logit + i), i));
+    s1 = add(s1, one(load(logit + i + LANES), i + LANES));
+    s2 = add(s2, one(load(logit + i + 2 * LANES), i + 2 * LANES));
+    s3 = add(s3, one(load(logit + i + 3 * LANES), i + 3 * LANES));
   }
-  each_vector(f.logit, i, after, [&](F x, int64_t at) { s0 = add(s0, one(x, at)); });
+  each_vector(logit, i, n, [&](F x, int64_t at) { s0 = add(s0, one(x, at)); });
   return hsum(add(add(s0, s1), add(s2, s3)));
+}
+
+// Of block b, handed to use(w, first id).
+template <class Fn>
+OCTAVO_INLINE float weigh(const Field& f, const Warp& warp, F limit, int64_t b, Fn use) {
+  const int64_t first = b * BLOCK;
+  return weigh(f.logit + first, least(BLOCK, f.n - first), warp, limit,
+               [&](F w, int64_t i) { use(w, first + i); });
 }
 
 // Sum of all weights; sums[b] is block b's. Weights are kept only where `weights` is given.
@@ -209,7 +200,20 @@ static double weigh_all(const Field& f, const Warp& warp, float floor, float* we
                   : weigh(f, warp, limit, b, [&](F w, int64_t i) { store(weights + i, w); });
     total += static_cast<double>(sums[b]);
   }
-  if (f.plain_total != nullptr && warp.inv_t == 1 && floor <= 0) *f.plain_total = total;
+  return total;
+}
+
+// The same from the digest, as far as its own sums go: no logit is read.
+static double total_of(const Field& f, const Warp& warp, const float* block_sums, float* sums) {
+  const F limit = set1(LEAST_EXPONENT);
+  const int64_t blocks = num_blocks(f.n);
+  for (int64_t b = 0; b < blocks; b += LANES) {
+    const int64_t n = least(LANES, blocks - b);
+    const F w = weight(load_n(f.tops + b, n), warp, limit);
+    store_n(sums + b, mul(w, load_n(block_sums + b, n)), n);
+  }
+  double total = 0;
+  for (int64_t b = 0; b < blocks; ++b) total += static_cast<double>(sums[b]);
   return total;
 }
 
@@ -262,6 +266,106 @@ static int64_t count_above(const float* x, int64_t n, float bound) {
     count = add(count, select(ge(v, low), set1(1), zero_i()));
   });
   return hsum(count);
+}
+
+// --- A row's digest, block by block ---------------------------------------------------------------
+
+static Warp warp_of(float top, float temperature) {
+  const float most = FLT_MAX / LOG2_E, inv_t = 1.0f / temperature;
+  const float finite = inv_t < most ? inv_t : most;
+  return {top, finite, finite * LOG2_E};
+}
+
+// Whether the choice is made among the model's own logits.
+static bool penalised(const SampleRow& r) {
+  return r.num_history > 0 && (r.repetition != 1 || r.presence != 0 || r.frequency != 0);
+}
+static bool untouched(const SampleRow& r) {
+  return !penalised(r) && r.num_bias == 0 && r.num_allowed == 0 && r.num_banned == 0 &&
+         r.num_suppress == 0 && r.mask_bytes == 0;
+}
+
+// Whether choosing begins with the sum over all ids.
+static bool sums_warped(const SampleRow& r, int64_t vocab) {
+  const bool listed = (r.top_k > 0 && r.top_k < vocab) || r.typical_p < 1;
+  return r.temperature > 0 && !listed && (r.top_p < 1 || !(r.min_p > 0));
+}
+
+static uint32_t needs(const SampleRow& r, int64_t vocab) {
+  const bool chooses = r.temperature >= 0, scores = r.target >= 0;
+  uint32_t all = 0;
+  if (scores || (chooses && r.num_logprobs >= 0)) all |= SUM_PLAIN;
+  if (scores || !chooses || r.temperature > 0 || r.num_logprobs > 0 || !untouched(r))
+    all |= KEEP_LOGITS;
+  if (sums_warped(r, vocab) && untouched(r)) all |= SUM_WARPED;
+  return all;
+}
+
+OCTAVO_INLINE LogitBest better(const LogitBest& a, const LogitBest& b) {
+  const bool bad_a = a.top != a.top, bad_b = b.top != b.top;
+  if (bad_a != bad_b) return bad_a ? a : b;
+  if (!bad_a && a.top != b.top) return a.top > b.top ? a : b;
+  return a.id < b.id ? a : b;
+}
+
+// The sums of one block whose highest logit is `top`.
+static void sum_block(const float* x, int64_t n, int64_t block, float top, const SampleRow& row,
+                      const LogitRow& into) {
+  const F limit = set1(LEAST_EXPONENT);
+  const auto ignore = [](F, int64_t) {};
+  into.tops[block] = top;
+  if (into.needs & SUM_PLAIN) into.plain[block] = weigh(x, n, warp_of(top, 1), limit, ignore);
+  if (into.needs & SUM_WARPED)
+    into.warped[block] = row.temperature == 1 && (into.needs & SUM_PLAIN)
+                             ? into.plain[block]
+                             : weigh(x, n, warp_of(top, row.temperature), limit, ignore);
+}
+
+static void digest_block(const float* x, int64_t n, int64_t block, const SampleRow& row,
+                         const LogitRow& into, LogitBest* best) {
+  F high = set1(-POS_INF);
+  M bad = ne(set1(0.0f), set1(0.0f));
+  each_vector(x, 0, n, [&](F v, int64_t i) {
+    bad = or_(bad, ne(v, v));
+    high = max(v, high);
+    if (into.logits != nullptr && i + LANES <= n) store(into.logits + block * BLOCK + i, v);
+  });
+  const int64_t whole = n / LANES * LANES;
+  if (into.logits != nullptr && whole < n)
+    store_n(into.logits + block * BLOCK + whole, load_n(x + whole, n - whole), n - whole);
+  if (into.needs & KEEP_LOGITS) store(into.maxima + block * LANES, high);
+  const bool broke = any(bad) && best->top == best->top;
+  if (broke || any(gt(high, set1(best->top)))) {
+    const float top = broke ? __builtin_nanf("") : hmax(high);
+    *best = {top, static_cast<int32_t>(block * BLOCK + find(x, n, top))};
+  }
+  if (into.needs & (SUM_PLAIN | SUM_WARPED)) sum_block(x, n, block, hmax(high), row, into);
+}
+
+static void digest(const float* logits, int64_t first, int64_t count, const SampleRow* row,
+                   const LogitRow* into, LogitBest* best) {
+  for (int64_t i = 0; i < count; i += BLOCK)
+    digest_block(logits + i, least(BLOCK, count - i), (first + i) / BLOCK, *row, *into, best);
+}
+
+static Field field_of(const LogitRow& d, int64_t vocab, const LogitBest& best) {
+  return {d.logits, vocab, d.maxima, d.tops, d.plain, d.warped, best.top, best.id};
+}
+
+// Of logits that lie there whole: into.logits is null.
+static Field digest_all(const float* logits, int64_t vocab, const SampleRow& row,
+                        const LogitRow& into) {
+  LogitBest best = {-POS_INF, 0};
+  digest(logits, 0, vocab, &row, &into, &best);
+  Field f = field_of(into, vocab, best);
+  f.logit = logits;
+  return f;
+}
+
+static Field digest_whole(const float* logits, int64_t vocab, const SampleRow& row,
+                          const Scratch& s) {
+  const LogitRow into = {needs(row, vocab), nullptr, s.maxima, s.tops, s.plain, s.warped};
+  return digest_all(logits, vocab, row, into);
 }
 
 // --- Bounds that gather enough candidates, and not many more -------------------------------------
@@ -591,20 +695,23 @@ constexpr int64_t NUCLEUS_GUESS = 64;
 // kept is found between two bounds, and the weights of those after it are zeroed.
 static Kept nucleus_of_all(const Field& f, const Scratch& s, const Warp& warp,
                            const SampleRow& row) {
-  const double total = weigh_all(f, warp, 0, s.weights, s.sums);
+  const double total = total_of(f, warp, f.warped, s.sums);
   const double mass = static_cast<double>(row.top_p) * total;
   const float bound = bound_of_count(f, least(NUCLEUS_GUESS, f.n));
-  const bool enough = bound == -FLT_MAX || amount_above(f, s.weights, bound).mass >= mass;
-  const Bracket edge =
-      enough ? Bracket{bound, POS_INF, 0} : bracket_mass(f, warp, s.weights, total, mass, bound);
-  Kept kept = {enough, gather_between(f, s, edge.low, edge.high), 0, 0};
+  Kept kept = {true, gather_above(f, s, bound), 0, 0};
   weigh(kept.list, warp);
   sort_list(&kept.list);
-  keep_mass(&kept.list, mass - edge.above);
-  if (enough) {
+  if (bound == -FLT_MAX || mass_of(kept.list) >= mass) {
+    keep_mass(&kept.list, mass);
     if (row.min_p > 0) keep_min(&kept.list, row.min_p);
     return kept;
   }
+  weigh_all(f, warp, 0, s.weights, s.sums);
+  const Bracket edge = bracket_mass(f, warp, s.weights, total, mass, bound);
+  kept = {false, gather_between(f, s, edge.low, edge.high), 0, 0};
+  weigh(kept.list, warp);
+  sort_list(&kept.list);
+  keep_mass(&kept.list, mass - edge.above);
   const int64_t last = place_of(kept.list, kept.list.after - 1);
   kept.total = cut_weights(f, s, s.list_logit[last], s.list_id[last], row.min_p);
   return kept;
@@ -676,8 +783,11 @@ static int32_t choose(const Field& f, const Scratch& s, const Warp& warp, const 
     return s.list_id[invert(s.list_weight, kept.list.size, u * total)];
   }
   const bool written = kept.total > 0;
-  const double aim =
-      u * (written ? kept.total : weigh_all(f, warp, kept.floor, nullptr, s.sums));
+  double total = kept.total;
+  if (!written)
+    total = kept.floor > 0 ? weigh_all(f, warp, kept.floor, nullptr, s.sums)
+                           : total_of(f, warp, f.warped, s.sums);
+  const double aim = u * total;
   double sum = 0, before = 0;
   int64_t block = 0;
   for (int64_t b = 0; b < num_blocks(f.n); ++b) {
@@ -705,14 +815,6 @@ struct Failure {
   int64_t detail;
 };
 constexpr Failure FINE = {SampleError::NONE, 0};
-
-static bool penalised(const SampleRow& r) {
-  return r.num_history > 0 && (r.repetition != 1 || r.presence != 0 || r.frequency != 0);
-}
-static bool untouched(const SampleRow& r) {
-  return !penalised(r) && r.num_bias == 0 && r.num_allowed == 0 && r.num_banned == 0 &&
-         r.num_suppress == 0 && r.mask_bytes == 0;
-}
 
 static Failure penalise(const SampleRow& r, int64_t n, float* z, int32_t* count) {
   const int32_t* ids = r.data + r.history_at;
@@ -789,9 +891,9 @@ static Failure apply_masks(const SampleRow& r, int64_t n, float* z, uint8_t* all
 
 // --- One row -------------------------------------------------------------------------------------
 
-static Failure broken(const Field& f, bool numbers) {
-  if (!numbers) return {SampleError::NOT_A_NUMBER, find(f.logit, f.n, __builtin_nanf(""))};
-  if (f.top == POS_INF) return {SampleError::INFINITE, find(f.logit, f.n, POS_INF)};
+static Failure broken(const Field& f) {
+  if (f.top != f.top) return {SampleError::NOT_A_NUMBER, f.top_id};
+  if (f.top == POS_INF) return {SampleError::INFINITE, f.top_id};
   if (f.top == -POS_INF) return {SampleError::ALL_MASKED, 0};
   return FINE;
 }
@@ -808,30 +910,27 @@ static Failure adjust(const Field& raw, const SampleRow& row, const Scratch& s,
   if (failure.error == SampleError::NONE) failure = add_bias(row, raw.n, z);
   if (failure.error == SampleError::NONE) failure = apply_masks(row, raw.n, z, s.bits);
   if (failure.error != SampleError::NONE) return failure;
-  const bool numbers = scan(z, raw.n, s.adjusted_maxima, out);
-  return broken(*out, numbers);
-}
-
-static Warp warp_of(const Field& f, float temperature) {
-  const float most = FLT_MAX / LOG2_E, inv_t = 1.0f / temperature;
-  const float finite = inv_t < most ? inv_t : most;
-  return {f.top, finite, finite * LOG2_E};
+  const uint32_t all = KEEP_LOGITS | (sums_warped(row, raw.n) ? SUM_WARPED : 0);
+  const LogitRow into = {all, nullptr, s.adjusted_maxima, s.adjusted_tops, s.adjusted_plain,
+                         s.adjusted_warped};
+  *out = digest_all(z, raw.n, row, into);
+  return broken(*out);
 }
 
 static int32_t choose_token(const Field& f, const Scratch& s, const SampleRow& row) {
-  if (row.temperature == 0) return argmax(f);
-  const Warp warp = warp_of(f, row.temperature);
+  if (row.temperature == 0) return f.top_id;
+  const Warp warp = warp_of(f.top, row.temperature);
   return choose(f, s, warp, truncate(f, s, row, warp), uniform(row));
 }
 
 static void fill_logprobs(const Field& raw, const Scratch& s, const SampleRow& row,
                        SampleOut* out) {
-  if (*raw.plain_total == 0) weigh_all(raw, warp_of(raw, 1.0f), 0, nullptr, s.sums);
-  const double log_total = log(*raw.plain_total);
+  const double log_total = log(total_of(raw, warp_of(raw.top, 1.0f), raw.plain, s.sums));
   const auto logprob = [&](float x) {
     return static_cast<float>(static_cast<double>(x) - static_cast<double>(raw.top) - log_total);
   };
-  if (out->token >= 0) out->logprob = logprob(raw.logit[out->token]);
+  if (out->token >= 0)
+    out->logprob = logprob(out->token == raw.top_id ? raw.top : raw.logit[out->token]);
   if (row.target >= 0) out->score = logprob(raw.logit[row.target]);
   const int64_t k = row.num_logprobs > row.target_top ? row.num_logprobs : row.target_top;
   if (k <= 0) return;
@@ -845,15 +944,11 @@ static void fill_logprobs(const Field& raw, const Scratch& s, const SampleRow& r
   }
 }
 
-static Failure sample_row(const float* logits, int64_t vocab, const SampleRow& row,
-                        const Scratch& s, SampleOut* out) {
-  Field raw;
-  const bool numbers = scan(logits, vocab, s.maxima, &raw);
-  Failure failure = broken(raw, numbers);
+static Failure choose_row(const Field& raw, const SampleRow& row, const Scratch& s,
+                          SampleOut* out) {
+  Failure failure = broken(raw);
   if (failure.error != SampleError::NONE) return failure;
-  double plain_total = 0;
-  raw.plain_total = &plain_total;
-  if (row.target >= vocab) return {SampleError::BAD_ID, row.target};
+  if (row.target >= raw.n) return {SampleError::BAD_ID, row.target};
   if (row.temperature >= 0) {
     Field field;
     failure = adjust(raw, row, s, &field);
@@ -868,17 +963,17 @@ static Failure sample_row(const float* logits, int64_t vocab, const SampleRow& r
 static SampleError probabilities(const float* logits, int64_t vocab, const SampleRow* row,
                                  void* scratch, float* out) {
   const Scratch s = carve_all(scratch, vocab);
-  Field raw, f;
-  const bool numbers = scan(logits, vocab, s.maxima, &raw);
-  Failure failure = broken(raw, numbers);
+  const Field raw = digest_whole(logits, vocab, *row, s);
+  Field f;
+  Failure failure = broken(raw);
   if (failure.error == SampleError::NONE) failure = adjust(raw, *row, s, &f);
   if (failure.error != SampleError::NONE) return failure.error;
   __builtin_memset(out, 0, static_cast<size_t>(vocab) * sizeof(float));
   if (row->temperature <= 0) {
-    out[argmax(f)] = 1;
+    out[f.top_id] = 1;
     return SampleError::NONE;
   }
-  const Warp warp = warp_of(f, row->temperature);
+  const Warp warp = warp_of(f.top, row->temperature);
   const Kept kept = truncate(f, s, *row, warp);
   if (kept.listed) {
     const double total = cut(kept.list);
@@ -894,18 +989,34 @@ static SampleError probabilities(const float* logits, int64_t vocab, const Sampl
   return SampleError::NONE;
 }
 
-static void sample(const float* logits, int64_t vocab, const SampleRow* row, void* scratch,
-                   SampleOut* out) {
+static void finish(const Field& raw, const SampleRow& row, const Scratch& s, SampleOut* out) {
   __builtin_memset(out, 0, sizeof *out);
   out->token = -1;
-  const Failure failure = sample_row(logits, vocab, *row, carve_all(scratch, vocab), out);
+  const Failure failure = choose_row(raw, row, s, out);
   out->error = failure.error;
   out->detail = static_cast<int32_t>(failure.detail);
 }
 
+static void sample(const float* logits, int64_t vocab, const SampleRow* row, void* scratch,
+                   SampleOut* out) {
+  const Scratch s = carve_all(scratch, vocab);
+  finish(digest_whole(logits, vocab, *row, s), *row, s, out);
+}
+
+static void choose_digested(const LogitRow* digest, const LogitBest* best, int64_t threads,
+                            int64_t stride, int64_t vocab, const SampleRow* row, void* scratch,
+                            SampleOut* out) {
+  LogitBest top = best[0];
+  for (int64_t i = 1; i < threads; ++i) top = better(top, best[i * stride]);
+  finish(field_of(*digest, vocab, top), *row, carve_all(scratch, vocab), out);
+}
+
+static uint32_t needs_of(const SampleRow* row, int64_t vocab) { return needs(*row, vocab); }
+
 }  // namespace sampling
 
-constexpr SampleTable SAMPLE{&sampling::sample, &sampling::probabilities, &sampling::philox};
+constexpr SampleTable SAMPLE{&sampling::needs_of, &sampling::digest,        &sampling::choose_digested,
+                             &sampling::sample,   &sampling::probabilities, &sampling::philox};
 
 }  // namespace
 }  // namespace octavo
