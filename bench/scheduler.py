@@ -1,4 +1,5 @@
-"""What the scheduler costs a step: schedule + commit, all rows decoding, no executor.
+"""What the scheduler costs a step: schedule + commit, all rows decoding, no executor; and what a
+request costs at the door.
 
     python bench/scheduler.py [--steps 400]
 
@@ -10,45 +11,61 @@ that a step of so many rows can cost with these types.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import statistics
 import time
 from array import array
 
+from octavo.core.admission import Admission
 from octavo.core.batch import Row, RowResult, SampleSpec, StepResult, Want
 from octavo.core.executor import Capacity
-from octavo.core.request import Event, Request, SamplingParams
+from octavo.core.fair import fair
+from octavo.core.policy import fcfs
+from octavo.core.request import Event, Request, SamplingParams, Slo
 from octavo.core.scheduler import Scheduler
+from octavo.core.slo import slo
+from octavo.errors import Unattainable
 
 CONTEXT = 300
 
 
-def decoding(rows: int, waiting: int, steps: int) -> Scheduler:
+POLICIES = {"fcfs": fcfs, "slo": slo, "fair-slo": lambda: fair(within=slo())}
+CHAT = Slo(ttft=60.0, tpot=0.05)
+STEP = 0.02  # seconds that a step takes on the clock that the scheduler is told
+
+
+def decoding(policy: str, rows: int, waiting: int, steps: int) -> Scheduler:
     """A scheduler whose `rows` sequences all decode, with others waiting."""
     blocks = rows * ((CONTEXT + steps) // 32 + 3)
     capacity = Capacity(blocks, 32, 4096, rows, rows, 10**5)
-    scheduler = Scheduler(capacity, max_waiting=10**6)
+    scheduler = Scheduler(capacity, POLICIES[policy](), max_waiting=10**6)
     rng = random.Random(0)
     for i in range(rows + waiting):
         prompt = array("i", [rng.randrange(50_000) for _ in range(CONTEXT)])
         params = SamplingParams(max_tokens=steps + 50)
-        scheduler.add(Request(f"r{i}", prompt, params, 0.0, i, frozenset((2,))))
-    while not all(s.num_output for s in scheduler._running) or scheduler.num_running < rows:
-        step(scheduler)
+        wanted, tenant = (CHAT, f"t{i % 10}") if scheduler.policy.timed else (Slo(), "")
+        scheduler.add(
+            Request(f"r{i}", prompt, params, 0.0, i, frozenset((2,)), slo=wanted, tenant=tenant)
+        )
+    now = 0.0
+    while not all(s.num_output for s in scheduler.running) or scheduler.num_running < rows:
+        step(scheduler, now)
+        now += STEP
     return scheduler
 
 
-def step(scheduler: Scheduler) -> float:
+def step(scheduler: Scheduler, now: float) -> float:
     """One step; seconds in schedule and commit."""
     started = time.perf_counter()
-    batch = scheduler.schedule(0.0)
+    batch = scheduler.schedule(now)
     spent = time.perf_counter() - started
     assert batch is not None
     rows = {r.seq_id: RowResult((7,)) if r.outputs else RowResult() for r in batch.rows}
-    result = StepResult(batch.step, rows)
+    result = StepResult(batch.step, rows, now, now + STEP)
     started = time.perf_counter()
-    scheduler.commit(batch, result, 0.0)
+    scheduler.commit(batch, result, now + STEP)
     return spent + time.perf_counter() - started
 
 
@@ -66,21 +83,50 @@ def floor(rows: int, repeats: int = 200) -> float:
     return statistics.median(times)
 
 
+def at_the_door(scheduler: Scheduler, now: float, repeats: int = 300) -> float:
+    """Seconds to judge a request, admitted or refused."""
+    admission = Admission(scheduler)
+    prompt = array("i", range(CONTEXT))
+    times = []
+    for i in range(repeats):
+        request = Request(f"q{i}", prompt, SamplingParams(max_tokens=50), now, i, slo=CHAT)
+        started = time.perf_counter()
+        with contextlib.suppress(Unattainable):
+            admission.judge(request, now)
+        times.append(time.perf_counter() - started)
+        admission.forget(request)
+    return statistics.median(times)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400)
     steps = parser.parse_args().steps
     out = []
-    print("  rows  waiting   step us   us/row   objects us   quotient")
-    for rows, waiting in ((1, 0), (16, 0), (64, 0), (128, 0), (128, 1000), (256, 0)):
-        scheduler = decoding(rows, waiting, steps)
-        spent = statistics.median(step(scheduler) for _ in range(steps)) * 1e6
+    print("policy      rows  waiting   step us   us/row   objects us   quotient   door us")
+    plain = ((1, 0), (16, 0), (64, 0), (128, 0), (128, 1000), (256, 0), (512, 5000))
+    cells = [("fcfs", *cell) for cell in plain]
+    cells += [(policy, 128, 1000) for policy in ("slo", "fair-slo")] + [("slo", 512, 5000)]
+    for policy, rows, waiting in cells:
+        scheduler = decoding(policy, rows, waiting, steps)
+        now = 1000.0
+        spent = statistics.median(step(scheduler, now + STEP * i) for i in range(steps)) * 1e6
         least = floor(rows) * 1e6
+        door = at_the_door(scheduler, now) * 1e6 if scheduler.policy.timed else 0.0
         print(
-            f"{rows:6} {waiting:8} {spent:9.1f} {spent / rows:8.2f} {least:12.1f}"
-            f" {least / spent:10.1%}"
+            f"{policy:9} {rows:6} {waiting:8} {spent:9.1f} {spent / rows:8.2f} {least:12.1f}"
+            f" {least / spent:10.1%} {door:9.1f}"
         )
-        out.append({"rows": rows, "waiting": waiting, "step_us": spent, "objects_us": least})
+        out.append(
+            {
+                "policy": policy,
+                "rows": rows,
+                "waiting": waiting,
+                "step_us": spent,
+                "objects_us": least,
+                "door_us": door,
+            }
+        )
     print(json.dumps({"bench": "scheduler", "cells": out}))
 
 

@@ -56,7 +56,7 @@ def main() -> None:
     most_blocks = most_whole = steps = 0
     while (batch := scheduler.schedule(0.0)) is not None:
         scheduler.commit(batch, answer(batch), 0.0)
-        live = [s for s in scheduler._running if s.block_table]
+        live = [s for s in scheduler.running if s.block_table]
         held += size * sum(len(s.block_table) for s in live)
         computed += sum(s.num_computed for s in live)
         whole += args.context * len(live)

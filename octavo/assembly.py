@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,19 @@ from octavo.config import EngineConfig, show_bytes
 from octavo.core.drafter import NoDrafter, PromptLookup
 from octavo.core.engine import Engine
 from octavo.core.executor import Executor
-from octavo.core.policy import Policy, fcfs, priority, static
+from octavo.core.policies import policy_of
+from octavo.core.policy import Policy, fcfs
+from octavo.core.probe import learn_machine
 from octavo.core.scheduler import Scheduler
+from octavo.core.steptime import UNKNOWN, Coefficients, StepModel
 from octavo.door import Door
 from octavo.errors import InvalidRequest
+from octavo.ops.cost import Hardware, step_terms
+from octavo.ops.program import Program
 from octavo.text import Tokenizer
 
 Template = Callable[[list[dict[str, str]]], list[int]]
 Progress = Callable[[str, int, int], None]  # what is done ("fetch", "load"), done, total
-
-_POLICIES: dict[str, Callable[[], Policy]] = {
-    "fcfs": fcfs,
-    "priority": priority,
-    "static": static,
-}
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -59,11 +59,15 @@ class Assembly:
 
 
 def assemble(
-    config: EngineConfig, *, max_waiting: int = 1024, progress: Progress = no_progress
+    config: EngineConfig,
+    *,
+    max_waiting: int = 1024,
+    weights: Mapping[str, float] | None = None,
+    progress: Progress = no_progress,
 ) -> Assembly:
     """Fetch and load the model of `config`. Raises `ModelError`, `EngineError`, `InvalidRequest`.
 
-    max_waiting: sequences that the scheduler lets wait.
+    max_waiting: sequences that the scheduler lets wait. weights: shares of tenants, for `fair`.
     """
     from octavo.models.hub import resolve
     from octavo.models.template import ChatTemplate
@@ -106,14 +110,32 @@ def assemble(
     )
     template = ChatTemplate(tokenizer).ids if tokenizer.chat_template is not None else None
     text = Parts(resolved, model_name(config.model), tokenizer, template)
-    made = put_together(
-        text, executor, checkpoint.config.vocab_size, checkpoint.fingerprint, max_waiting
-    )
     parts_of = {part for spec in executor.program.weights for part in spec.parts}
     types = {part: checkpoint.tensor(part).type for part in parts_of}
-    return dataclasses.replace(
-        made, program=executor.program.typed(types), facts=_facts(made, path, executor)
+    program = executor.program.typed(types)
+    made = put_together(
+        text,
+        executor,
+        checkpoint.config.vocab_size,
+        checkpoint.fingerprint,
+        max_waiting,
+        Steering(policy_of(config.policy, weights), _prior(program, executor.threads)),
     )
+    return dataclasses.replace(made, program=program, facts=_facts(made, path, executor))
+
+
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """What the scheduler is given: who goes first, and what a step is thought to cost."""
+
+    policy: Policy = field(default_factory=fcfs)
+    prior: Coefficients = UNKNOWN
+
+
+def _prior(program: Program, threads: int) -> Coefficients:
+    """What a step costs on a middling machine: the probes and the first steps correct it."""
+    machine = Hardware("a middling machine", 20e9, threads * 3e11, threads * 5e10, 5e-6, 2e-4)
+    return Coefficients(**step_terms(program, machine))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +149,24 @@ class Parts:
 
 
 def put_together(
-    parts: Parts, executor: Executor, vocab_size: int, fingerprint: str, max_waiting: int = 1024
+    parts: Parts,
+    executor: Executor,
+    vocab_size: int,
+    fingerprint: str,
+    max_waiting: int = 1024,
+    steering: Steering = Steering(),
 ) -> Assembly:
-    """Scheduler, engine and door around an executor."""
-    config = parts.config
+    """Scheduler, engine and door around an executor, which a policy that looks at times probes."""
+    config, model = parts.config, StepModel(steering.prior)
+    if steering.policy.timed:
+        learn_machine(executor, model, time.monotonic)
     scheduler = Scheduler(
         executor.capacity,
-        _POLICIES[config.policy](),
+        steering.policy,
         max_waiting=max_waiting,
         prefix_caching=config.prefix_caching,
         drafter=PromptLookup() if config.speculation == "auto" else NoDrafter(),
+        model=model,
     )
     computed = f"{octavo.__version__} {fingerprint} {config.isa} {config.act}"
     return Assembly(

@@ -412,6 +412,7 @@ Examples:
   octavo serve
   octavo serve -m qwen2.5-coder-0.5b --port 9000 --kv-memory 2GiB
   octavo serve --host 0.0.0.0 --api-key-file keys.txt
+  octavo serve --policy slo --slo ttft=2,tpot=0.05
 """
 )
 @options(EngineConfig)
@@ -431,14 +432,16 @@ def serve(record: Any, **flags: Any) -> None:
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
     from octavo.server import serve as serving
     from octavo.server.auth import Keys
+    from octavo.server.deadlines import Deadlines
 
     # Keys and port before the model: what is wrong is known at once, not after a download.
+    Deadlines.read(engine.policy in ("slo", "fair-slo"), server.slo)
     keys, bound = Keys.read(server.api_key_file), serving.bind(server)
     start = time.monotonic()
     if record is not None and engine.speculation != "off":
         _note("a recorded run does not speculate: guesses depend on the clock", False)
         engine = dataclasses.replace(engine, speculation="off")
-    made = _assemble(engine, False)
+    made = _assemble(engine, False, weights=keys.weights)
     if record is not None:
         from octavo.sim.recording import Recorder
 

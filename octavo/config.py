@@ -84,7 +84,11 @@ class EngineConfig:
     max_rows: int = knob(64, "Most sequences computed in one step.")
     max_batch_tokens: int = knob(512, "Most tokens computed in one step (prefill chunk).")
     prefix_caching: bool = knob(True, "Re-use KV blocks of prompts that begin alike.")
-    policy: Literal["fcfs", "priority", "static"] = knob("fcfs", "Order of admission.")
+    policy: Literal["fcfs", "priority", "sjf", "fair", "slo", "fair-slo", "static"] = knob(
+        "fcfs",
+        "Who goes first: arrival; priority (ageing); the shortest prompt (ageing); the tenant that "
+        "got least; deadlines, with steps no longer than the streams' slack; both; groups.",
+    )
     speculation: Literal["off", "auto"] = knob(
         "auto",
         "Guess tokens from earlier text and check them, where that saves time: the same tokens, "
@@ -97,12 +101,8 @@ class EngineConfig:
             ok = value is None or 1 <= value <= most
             _need(ok, name, f"at least 1 and at most {most}", value)
         _need(bool(self.model), "model", "a name or a path", self.model)
-        _need(
-            self.policy in ("fcfs", "priority", "static"),
-            "policy",
-            "fcfs, priority or static",
-            self.policy,
-        )
+        policies = typing.get_args(typing.get_type_hints(EngineConfig)["policy"])
+        _need(self.policy in policies, "policy", " or ".join(policies), self.policy)
         known = self.speculation in ("off", "auto")
         _need(known, "speculation", "off or auto", self.speculation)
 
@@ -118,6 +118,21 @@ class ServerConfig:
         None, "File with one API key a line, optionally after a name and a space."
     )
     max_queue: int = knob(256, "Most requests waiting or running; more are told when to return.")
+    slo: tuple[str, ...] = knob(
+        (),
+        "Deadlines in seconds for requests that name none, e.g. ttft=2,tpot=0.05 or, for one "
+        "service tier, priority:ttft=0.5 (needs --policy slo or fair-slo; may be repeated).",
+        metavar="[TIER:]NAME=S,...",
+    )
+    max_queued_tokens: int | None = knob(
+        None, "Most prompt tokens waiting for their first token; more are told when to return."
+    )
+    max_tenant_tokens: int | None = knob(
+        None, "Most tokens of one API key (or `user`) being served at once."
+    )
+    step_log: str | None = knob(
+        None, "Write each step's shape and time here (JSON lines) at the end: for the simulator."
+    )
     max_body: int = knob(16 * 2**20, "Largest request body.", size=True)
     max_n: int = knob(8, "Largest `n` of one request.")
     max_prompts: int = knob(64, "Most prompts in one completions request.")
@@ -129,6 +144,9 @@ class ServerConfig:
         _need(0 <= self.port < 65536, "port", "in [0, 65535]", self.port)
         for name in ("max_queue", "max_body", "max_n", "max_prompts"):
             _need(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        for name in ("max_queued_tokens", "max_tenant_tokens"):
+            most = getattr(self, name)
+            _need(most is None or most >= 1, name, "at least 1", most)
         for name in ("keepalive", "stall"):
             _need(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         _need(self.drain >= 0, "drain", "at least 0", self.drain)
@@ -190,6 +208,8 @@ def options(cls: type, *, skip: tuple[str, ...] = ()) -> Callable[[Any], Any]:
             hint, meta = _annotation(cls, item.name), item.metadata
             flag = "--" + item.name.replace("_", "-")
             extra: dict[str, Any] = {"help": meta["help"], "default": item.default}
+            if "metavar" in meta:
+                extra["metavar"] = meta["metavar"]
             extra["show_default"] = item.default not in (None, ())
             if hint is bool:
                 flag = f"{flag}/--no-{flag[2:]}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import index
 
 from octavo.core.executor import Capacity
-from octavo.core.request import Request, SamplingParams
+from octavo.core.request import NO_SLO, Request, SamplingParams, Slo, Tier
 from octavo.errors import ContextOverflow, InvalidRequest, Unsupported
 from octavo.runtime.sampling import validate
 from octavo.text import OutputText, StopWatcher, Tokenizer
@@ -21,11 +21,13 @@ from octavo.text import OutputText, StopWatcher, Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. salt separates prefix caches; lower priority runs first."""
+    """Who asks, and what of time. salt separates prefix caches; lower priority runs first."""
 
     tenant: str = ""
     salt: bytes = b""
     priority: int = 0
+    slo: Slo = NO_SLO
+    tier: Tier = Tier.DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class Door:
             namespace=self.namespace(caller.salt),
             watcher=watcher,
             prediction=self._predicted(params),
+            slo=caller.slo,
+            tier=caller.tier,
         )
 
     def namespace(self, salt: bytes) -> bytes:

@@ -6,6 +6,8 @@ OctavoError
 │   ├── UnknownModel      a model name that is not served here
 │   └── Unsupported       a field or value that is known and refused
 ├── Overloaded            the door is closed for now: carries seconds to wait
+│   ├── TenantLimit       closed to this tenant: it has its share
+│   └── Unattainable      the deadlines asked for cannot be met: carries the prediction
 ├── ModelError            weights, config, tokenizer or template cannot be used
 │   ├── BadFile           a file is malformed or hostile: names the file and the place
 │   ├── UnsupportedModel  architecture or tensor type that we do not run: names it
@@ -54,6 +56,33 @@ class Overloaded(OctavoError):
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class TenantLimit(Overloaded):
+    """This tenant has as much in the house as it may; others are still let in."""
+
+
+class Unattainable(Overloaded):
+    """The deadlines asked for cannot be met now. Predictions are in seconds, None where none was
+    made; queue_seconds: prefill that is before it. own: whether the tenant's own share is why."""
+
+    code = "slo_unattainable"
+
+    def __init__(
+        self,
+        message: str,
+        retry_after: float,
+        *,
+        ttft: float | None = None,
+        tpot: float | None = None,
+        queue_seconds: float = 0.0,
+        own: bool = False,
+    ) -> None:
+        super().__init__(message, retry_after)
+        self.ttft = ttft
+        self.tpot = tpot
+        self.queue_seconds = queue_seconds
+        self.own = own
 
 
 class ModelError(OctavoError):

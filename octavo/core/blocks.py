@@ -95,6 +95,18 @@ class BlockManager:
             found.append(block)
         return found
 
+    def num_cached_tokens(self, namespace: bytes, tokens: array[int]) -> int:
+        """How much of a prompt the cache has now. Hashes as far as it hits and no further; only
+        reads, so that a door in another thread may ask (the answer may be old by then)."""
+        if not self.prefix_caching:
+            return 0
+        size, index, parent = self.block_size, self._index, root_hash(namespace)
+        for start in range(0, len(tokens) - size, size):
+            parent = chain_hash(parent, tokens[start : start + size])
+            if parent not in index:
+                return start
+        return (len(tokens) - 1) // size * size
+
     def awaited(
         self, seq: Sequence, num_shared: int, max_tokens: int | None = None
     ) -> BlockHash | None:
@@ -109,6 +121,10 @@ class BlockManager:
                     break
                 last = hash_
         return last
+
+    def claimant(self, hash_: BlockHash) -> Sequence | None:
+        """Who is going to compute that block."""
+        return self._claims.get(hash_)
 
     def claim(self, seq: Sequence) -> None:
         """Say that `seq` is going to compute its blocks beyond num_computed."""

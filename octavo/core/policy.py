@@ -1,16 +1,34 @@
-"""In which order sequences are served, and when the door is open. Small values, pure functions.
+"""In which order sequences are served, how long a step may take, and who gives way.
 
-A policy's key is fixed when a sequence arrives: the lower one is admitted first and preempted
-last. Since every order is total and does not change with time, the first in it always proceeds.
+A `Policy` is a value: a name and the parts that a scheduler makes for itself from it. `rank` is
+fixed when a sequence arrives and total: the running sequence that is first by it always proceeds,
+whatever else the policy thinks, and that is why every load ends. Everything else may change with
+time: an `Order` offers those that want many tokens one after another, a `Pace` says how many of
+them the step has time for, and `loss` says who is preempted when blocks run out.
+
+An order keeps heaps of keys that stand still. What changes with time is re-keyed when it surfaces,
+so that a step never looks at more of the queue than it takes from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from heapq import heapify, heappop, heappush
+from math import inf, log2
+from typing import NamedTuple, Protocol
 
-from octavo.core.request import Sequence
+from octavo.core.executor import Capacity
+from octavo.core.request import Sequence, State
+from octavo.core.reserve import Reserve
+from octavo.core.steptime import StepFeatures, StepModel
+
+Rank = tuple[float, int]
+Key = tuple[float, ...]
+Loss = tuple[float, ...]
+
+ALL = 2**31  # tokens: as many as there are
+Offers = Generator[tuple[Sequence, int], None, None]
 
 
 class Occupancy(NamedTuple):
@@ -24,17 +42,214 @@ class Occupancy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """key: the order, lower first. admits: whether a sequence may join those that run.
-    holds_twins: a sequence waits while another computes the prefix they share."""
+class House:
+    """What the parts of a policy look at. cached: tokens of a sequence that the prefix cache has
+    now. reserve: how much output to expect."""
 
-    name: str
-    key: Callable[[Sequence], tuple[float, int]]
-    admits: Callable[[Sequence, Occupancy], bool]
-    holds_twins: bool = True
+    capacity: Capacity
+    model: StepModel
+    cached: Callable[[Sequence], int]
+    reserve: Reserve
+
+    def left(self, seq: Sequence) -> int:
+        """Tokens of `seq` that must be computed before its next one."""
+        done = seq.num_scheduled if seq.state is State.RUNNING else self.cached(seq)
+        return len(seq.tokens) - done
+
+    def prefill_seconds(self, start: int, count: int) -> float:
+        """What so many tokens from `start` on add to steps that run anyway."""
+        w = self.model.coefficients
+        return count * (w.token + w.bend + w.area * (start + 0.5 * count)) + w.sample
 
 
-def by_arrival(seq: Sequence) -> tuple[float, int]:
+class Order(Protocol):
+    """The sequences that wait, and in which order those that want many tokens are served."""
+
+    def push(self, seq: Sequence, now: float) -> None:
+        """`seq` waits now."""
+        ...
+
+    def candidates(self, started: list[Sequence], now: float) -> Offers:
+        """Running sequences that want more than one token (`started`) and waiting ones, each with
+        the most tokens it may have now. A waiting one that still waits afterwards did not fit:
+        no more waiting ones may follow it, or it would never get its turn."""
+        ...
+
+    def served(self, seq: Sequence, start: int, tokens: int) -> None:
+        """A candidate was given so many tokens from `start` on."""
+        ...
+
+    def decoded(self, seqs: Iterable[Sequence]) -> None:
+        """Each of these was given the one token that it wanted."""
+        ...
+
+    def ended(self, seq: Sequence) -> None:
+        """It ended, wherever it was."""
+        ...
+
+    def ahead(self, due: float, tenant: str, work: float) -> float:
+        """Seconds of prefill that wait and would go before a newcomer with that deadline, or, for
+        as long as it has `work` seconds to do, between its parts."""
+        ...
+
+    def backlog(self) -> list[tuple[float, float]]:
+        """(deadline, seconds of prefill) of what waits, soonest first, where that is the order."""
+        ...
+
+    def tidy(self, num_waiting: int) -> None:
+        """Many were aborted: drop what does not wait any more, if it is most of what is kept."""
+        ...
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Those that wait, in no order."""
+        ...
+
+
+class Pace(Protocol):
+    """How long a step may take."""
+
+    def open(self, decodes: Collection[Sequence], step: StepFeatures, now: float) -> None:
+        """A step begins with these decodes, whose shape is `step`."""
+        ...
+
+    @property
+    def tightest(self) -> float:
+        """Seconds a token that the most demanding of the streams was promised; inf if none was."""
+        ...
+
+    def joins(self, running: int) -> bool:
+        """Whether one more may join so many without breaking what those were promised."""
+        ...
+
+    def room(self, step: StepFeatures, start: int) -> int:
+        """How many tokens from `start` on a step of that shape has time for."""
+        ...
+
+    def spare(self, step: StepFeatures) -> int:
+        """How many tokens a step of that shape has time for that nobody waits for: guesses."""
+        ...
+
+    def close(self, step: StepFeatures) -> None:
+        """The step goes out in that shape."""
+        ...
+
+
+class ByKey:
+    """Waiting sequences in a heap by a key of their own; an entry counts while its stamp is the
+    latest of a sequence that waits, others go when they surface."""
+
+    __slots__ = ("_heap",)
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Key, int, Sequence]] = []
+
+    def push(self, key: Key, seq: Sequence) -> None:
+        seq.stamp += 1
+        heappush(self._heap, (key, seq.stamp, seq))
+
+    def head(self) -> tuple[Key, Sequence] | None:
+        """The first that waits, and its key."""
+        heap = self._heap
+        while heap:
+            key, stamp, seq = heap[0]
+            if seq.state is State.WAITING and seq.stamp == stamp:
+                return key, seq
+            heappop(heap)
+        return None
+
+    def tidy(self, num_waiting: int) -> None:
+        if len(self._heap) > 2 * num_waiting + 64:
+            self._heap = [e for e in self._heap if _counts(e)]
+            heapify(self._heap)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __getitem__(self, place: int) -> Sequence | None:
+        """The sequence of an entry, if the entry counts: for looking at some in turn."""
+        entry = self._heap[place]
+        return entry[2] if _counts(entry) else None
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (entry[2] for entry in self._heap if _counts(entry))
+
+
+def _counts(entry: tuple[Key, int, Sequence]) -> bool:
+    _, stamp, seq = entry
+    return seq.state is State.WAITING and seq.stamp == stamp
+
+
+class Standing:
+    """An order by a key that is fixed while a sequence waits (and a partial prefill's is too)."""
+
+    def __init__(self, key: Callable[[Sequence], Key], house: House) -> None:
+        self._key = key
+        self._house = house
+        self._waiting = ByKey()
+
+    def push(self, seq: Sequence, now: float) -> None:
+        self._waiting.push(self._key(seq), seq)
+
+    def candidates(self, started: list[Sequence], now: float) -> Offers:
+        waiting, key = self._waiting, self._key
+        head = waiting.head()
+        for seq in sorted(started, key=key) if len(started) > 1 else started:
+            while head is not None and head[0] < key(seq):
+                yield head[1], ALL
+                head = None if head[1].state is State.WAITING else waiting.head()
+            yield seq, ALL
+        while head is not None:
+            yield head[1], ALL
+            if head[1].state is State.WAITING:
+                return
+            head = waiting.head()
+
+    def served(self, seq: Sequence, start: int, tokens: int) -> None:
+        pass
+
+    def decoded(self, seqs: Iterable[Sequence]) -> None:
+        pass
+
+    def ended(self, seq: Sequence) -> None:
+        pass
+
+    def ahead(self, due: float, tenant: str, work: float) -> float:
+        """All that waits: the newcomer is the last."""
+        house = self._house
+        return sum(house.prefill_seconds(0, len(seq.tokens)) for seq in self._waiting)
+
+    def backlog(self) -> list[tuple[float, float]]:
+        return []
+
+    def tidy(self, num_waiting: int) -> None:
+        self._waiting.tidy(num_waiting)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._waiting)
+
+
+class Unhurried:
+    """A step may take as long as its tokens take."""
+
+    tightest = inf
+
+    def joins(self, running: int) -> bool:
+        return True
+
+    def open(self, decodes: Collection[Sequence], step: StepFeatures, now: float) -> None:
+        pass
+
+    def room(self, step: StepFeatures, start: int) -> int:
+        return ALL
+
+    def spare(self, step: StepFeatures) -> int:
+        return ALL
+
+    def close(self, step: StepFeatures) -> None:
+        pass
+
+
+def by_arrival(seq: Sequence) -> Rank:
     """First come, first served."""
     return seq.request.arrival, seq.arrival_index
 
@@ -52,9 +267,41 @@ def into_an_empty_batch(seq: Sequence, batch: Occupancy) -> bool:
     return seq.arrival_index < batch.opened and batch.seats < batch.limit
 
 
+def the_last(seq: Sequence, now: float, house: House) -> Loss:  # noqa: ARG001
+    """Who came last by rank loses least."""
+    return -seq.key[0], -seq.key[1]
+
+
+def by_rank(house: House) -> Order:
+    """Served as they rank."""
+    return Standing(lambda seq: seq.key, house)
+
+
+def unhurried(house: House) -> Pace:  # noqa: ARG001
+    return Unhurried()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """rank: who goes before whom when nothing else counts; never changes. admits: whether a
+    sequence may join those that run. loss: the one with the least is preempted first.
+    holds_twins: a sequence waits while another computes the prefix they share. timed: whether
+    predicted times matter, so that the model should know the machine before the first request.
+    """
+
+    name: str
+    rank: Callable[[Sequence], Rank] = by_arrival
+    admits: Callable[[Sequence, Occupancy], bool] = while_rows_last
+    order: Callable[[House], Order] = by_rank
+    pace: Callable[[House], Pace] = unhurried
+    loss: Callable[[Sequence, float, House], Loss] = the_last
+    holds_twins: bool = True
+    timed: bool = False
+
+
 def fcfs() -> Policy:
     """First come, first served."""
-    return Policy("fcfs", by_arrival, while_rows_last)
+    return Policy("fcfs")
 
 
 def priority(ageing: float = 30.0) -> Policy:
@@ -66,12 +313,33 @@ def priority(ageing: float = 30.0) -> Policy:
     if not ageing > 0:
         raise ValueError(f"ageing must be positive, got {ageing!r}")
 
-    def key(seq: Sequence) -> tuple[float, int]:
+    def rank(seq: Sequence) -> Rank:
         return seq.request.arrival + ageing * seq.request.priority, seq.arrival_index
 
-    return Policy("priority", key, while_rows_last)
+    return Policy("priority", rank)
+
+
+def sjf(doubling: float = 2.0) -> Policy:
+    """Shortest prefill first, by what the prefix cache lacks; twice the work is worth `doubling`
+    seconds of waiting.
+
+    The key 2^(age / doubling) / work of PREFLOW, in logarithms: all age alike, so the order stands
+    still, and a prompt goes at the latest before those that come `doubling` log2(its work) later.
+    The length of the output is not used: nobody knows it.
+    """
+    if not doubling > 0:
+        raise ValueError(f"doubling must be positive, got {doubling!r}")
+
+    def order(house: House) -> Order:
+        def key(seq: Sequence) -> Key:
+            work = max(1, house.left(seq))
+            return seq.request.arrival + doubling * log2(work), seq.arrival_index
+
+        return Standing(key, house)
+
+    return Policy("sjf", order=order)
 
 
 def static() -> Policy:
     """The field's baseline: a group is admitted into an empty batch and served until all ended."""
-    return Policy("static", by_arrival, into_an_empty_batch, holds_twins=False)
+    return Policy("static", admits=into_an_empty_batch, holds_twins=False)

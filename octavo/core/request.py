@@ -11,7 +11,8 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import Enum, IntEnum, StrEnum
+from math import inf
 from typing import NamedTuple, NewType, Protocol
 
 from octavo.errors import InvalidRequest
@@ -20,6 +21,8 @@ BlockId = NewType("BlockId", int)
 BlockHash = NewType("BlockHash", bytes)
 
 MAX_TOP_LOGPROBS = 20
+MAX_SLO = 86_400.0
+EXPIRED = "expired: its deadline passed before it could be started"
 NO_DRAFT: array[int] = array("i")
 
 
@@ -160,6 +163,51 @@ class Watcher(Protocol):
         ...
 
 
+class Forecast(NamedTuple):
+    """Predicted seconds from arrival to the first token, and for each further token."""
+
+    ttft: float
+    tpot: float
+
+
+class Tier(IntEnum):
+    """How much a request is protected: whose blocks go last, whose promises go first. The words
+    are those of `service_tier` in the OpenAI API."""
+
+    PRIORITY = 0
+    DEFAULT = 1
+    FLEX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request wants of time, in seconds. None: nothing is promised.
+
+    ttft: from arrival to the first token. tpot: (e2e - ttft) / (output tokens - 1). e2e: from
+    arrival to the last token; what has not been started by then is dropped unprefilled.
+    degrade: whether it would rather be served without promises than be refused.
+    """
+
+    ttft: float | None = None
+    tpot: float | None = None
+    e2e: float | None = None
+    degrade: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("ttft", "tpot", "e2e"):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and 0.0 < value <= MAX_SLO):
+                what = f"a number of seconds in (0, {MAX_SLO:g}]"
+                raise InvalidRequest(f"slo {name} must be {what}, got {shown(value)}", "slo")
+
+    def __bool__(self) -> bool:
+        """Whether anything is wanted at all."""
+        return not self.ttft is self.tpot is self.e2e is None
+
+
+NO_SLO = Slo()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What was asked; never changes. `prompt` is token ids, never empty.
@@ -168,7 +216,9 @@ class Request:
     caller's). namespace: seeds the block hashes (model id + weight version + tenant salt), so that
     requests of different namespaces never share KV. seed: 64 bits, drawn at the door if not given.
     watcher: makes a fresh watcher for each choice. priority: lower runs first. prediction: what the
-    caller expects the output to be, for a drafter to guess from.
+    caller expects the output to be, for a drafter to guess from. slo, tier: what it wants of time,
+    and how much that counts. predicted: seconds to its first token and for each further one, as
+    forecast when it was admitted; None where nothing was.
     """
 
     id: str
@@ -182,6 +232,9 @@ class Request:
     namespace: bytes = b""
     watcher: Callable[[], Watcher] | None = None
     prediction: array[int] | None = None
+    slo: Slo = NO_SLO
+    tier: Tier = Tier.DEFAULT
+    predicted: Forecast | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -205,7 +258,10 @@ class Sequence:
     is in flight. draft: guesses in flight that follow num_scheduled. Blocks cover num_scheduled
     tokens and the draft; block_table is replaced when it changes, never changed in place, so rows
     share it. hashes: of the leading full blocks, as far as known.
-    scores: prompt logprobs so far, of tokens 1, 2, ... key: place in the policy's order.
+    scores: prompt logprobs so far, of tokens 1, 2, ... key: rank in the policy's fixed order.
+    due: when its next token should be there; pace: seconds from each token's deadline to the next
+    one's. late: whether its promise cannot be kept any more. stamp: of its latest place in the
+    queue. charged: tokens of it that its tenant has been charged for.
     max_len: tokens (prompt and output) at which it ends by length. stop_from: tokens before which
     no stop id (`suppress`, sorted) may be chosen. penalised: whether choosing looks at the tokens
     before. may_draft: whether guesses are welcome. notes: what the drafter remembers of it.
@@ -216,13 +272,16 @@ class Sequence:
         "arrival_index",
         "awaits",
         "block_table",
+        "charged",
         "choice",
         "draft",
+        "due",
         "first_scheduled",
         "first_token",
         "hashes",
         "id",
         "key",
+        "late",
         "max_len",
         "may_draft",
         "notes",
@@ -234,10 +293,12 @@ class Sequence:
         "num_prompt",
         "num_scheduled",
         "num_steps",
+        "pace",
         "penalised",
         "request",
         "scored",
         "scores",
+        "stamp",
         "state",
         "stop_from",
         "suppress",
@@ -261,6 +322,11 @@ class Sequence:
         self.num_accepted = 0
         self.first_scheduled: float | None = None
         self.first_token: float | None = None
+        self.due = inf
+        self.pace = inf
+        self.late = False
+        self.stamp = 0
+        self.charged = 0
         self.block_table: array[int] = array("i")
         self.draft = NO_DRAFT
         self.may_draft = request.params.speculation is not False

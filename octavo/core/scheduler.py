@@ -4,10 +4,12 @@ There is one path. A row carries the tokens of a sequence that were not handed o
 decodes, many while its prompt (or, after a preemption, everything again) is computed. Two counters,
 `num_scheduled` (handed out) and `num_computed` (committed), carry everything in flight.
 
-A step is filled in this order: sequences that need one token, then those that need more, then new
-ones from the queue, all in the policy's order, until tokens, rows, outputs or blocks run out. When
-blocks run out the last sequence in that order is preempted: its blocks go back to the pool and it
-is computed again later. So the first in the order always proceeds, and every sequence ends.
+A step is filled in this order: sequences that need one token, then those that need more and new
+ones from the queue, as the policy offers them, until tokens, rows, outputs, time or blocks run out.
+When blocks run out the sequence that loses least (the policy says who) is preempted: its blocks go
+back to the pool and it is computed again later, in its old place. The first by rank, which is fixed
+and total, is never preempted and may take anybody's blocks, so it always proceeds, and every
+sequence ends. After two preemptions a sequence is pinned: it gives way only to one of higher rank.
 
 What is left then is for guesses: a drafter may lengthen rows that end in a choice by tokens that
 may come next, with a `Want` each. At commit the choices are taken one after another, as if each had
@@ -20,16 +22,19 @@ from __future__ import annotations
 
 from array import array
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
+from math import inf
 
 from octavo.core.batch import Batch, Row, RowResult, SampleSpec, StepResult, Want
 from octavo.core.blocks import BlockManager
 from octavo.core.drafter import Drafter, NoDrafter
 from octavo.core.executor import Capacity
-from octavo.core.policy import Occupancy, Policy, fcfs
+from octavo.core.policy import House, Occupancy, Policy, fcfs
 from octavo.core.request import (
+    EXPIRED,
     NO_DRAFT,
     BlockHash,
     Event,
@@ -40,16 +45,28 @@ from octavo.core.request import (
     TokenLogprob,
     Watcher,
 )
+from octavo.core.reserve import Reserve
+from octavo.core.slo import first_due, pace_from
 from octavo.core.stats import Stats
+from octavo.core.steptime import StepFeatures, StepModel
 from octavo.errors import ContextOverflow, EngineError, InvalidRequest, Overloaded
+
+PINNED = 2  # preemptions after which a sequence gives way only to higher ranks
+GRAIN = 16  # tokens: chunks that time cuts are multiples
+_ONE = (1, 1)
+# A NamedTuple without the detour over its own __new__: each row makes four in every step.
+_new = tuple.__new__
+_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)
 
 
 class _Plan:
-    """A step being filled: tokens for each sequence, and what is left of the budgets."""
+    """A step being filled: tokens for each sequence, what is left of the budgets, its shape."""
 
-    __slots__ = ("chunks", "outputs", "preempted", "rows", "tokens")
+    __slots__ = ("chunks", "now", "outputs", "preempted", "rows", "shape", "tokens")
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, now: float) -> None:
+        self.now = now
+        self.shape = StepFeatures()
         self.chunks: dict[Sequence, tuple[int, int]] = {}  # tokens and outputs
         self.tokens = capacity.max_tokens
         self.rows = capacity.max_rows
@@ -58,6 +75,7 @@ class _Plan:
 
     def put(self, seq: Sequence, tokens: int, outputs: int) -> None:
         self.chunks[seq] = (tokens, outputs)
+        self.shape = self.shape.plus(seq.num_scheduled, tokens, outputs)
         self.tokens -= tokens
         self.rows -= 1
         self.outputs -= outputs
@@ -81,6 +99,7 @@ class Scheduler:
         max_waiting: int = 1024,
         prefix_caching: bool = True,
         drafter: Drafter | None = None,
+        model: StepModel | None = None,
     ) -> None:
         for name in ("num_blocks", "block_size", "max_tokens", "max_rows", "max_outputs", "depth"):
             if getattr(capacity, name) < 1:
@@ -92,23 +111,36 @@ class Scheduler:
             capacity.num_blocks, capacity.block_size, prefix_caching=prefix_caching
         )
         self.drafter = drafter if drafter is not None else NoDrafter()
+        self.model = model if model is not None else StepModel()
+        self.reserve = Reserve()
         self.stats = Stats()
         # The last token of a sequence is never computed, so it needs no slot.
         pool = capacity.num_blocks * capacity.block_size + 1
         self.max_len = min(capacity.max_context, pool)
         self.num_waiting = 0
         self._max_running = capacity.max_rows * capacity.depth
-        self._waiting: list[tuple[tuple[float, int], Sequence]] = []  # a heap; ended ones linger
+        self.house = House(capacity, self.model, self._cached, self.reserve)
+        self._order = self.policy.order(self.house)
+        self._pace = self.policy.pace(self.house)
+        self._expiries: list[tuple[float, int, Sequence]] = []  # a heap; ended ones linger
         self._held: dict[BlockHash, dict[int, Sequence]] = {}
-        self._running: list[Sequence] = []  # in the policy's order
+        self._running: list[Sequence] = []  # by rank
         self._live: dict[int, Sequence] = {}  # not ended, or ended and still in flight
         self._choices: dict[str, list[Sequence]] = {}  # not ended
         self._events: list[Event] = []
         self._next_id = 0
         self._seats = 0
         self._opened = 0
+        self._owed = 0  # blocks that admitted sequences still need for tokens they have already
         self._step = 0
         self._committed = 0
+        self._now = 0.0
+        self._aborts = 0
+        self.expected: dict[str, tuple[float, float]] = {}  # admitted, and not added yet
+        self._mean_context = 0.0  # of what decodes
+        self._busy_until = 0.0
+        self._shapes: deque[StepFeatures] = deque()  # of outstanding batches
+        self._finished = inf  # when the last step ended, if there was more to do
 
     # ---- the door -------------------------------------------------------------------------------
 
@@ -119,6 +151,7 @@ class Scheduler:
         InvalidRequest for an id in use or a watcher that cannot be built.
         """
         n = request.params.n
+        self.expected.pop(request.id, None)
         try:
             if request.id in self._choices:
                 raise InvalidRequest(f"request id {request.id!r} is in use", "request_id")
@@ -135,6 +168,8 @@ class Scheduler:
         for seq in seqs:
             self._live[seq.id] = seq
             self._queue(seq)
+            if request.slo.e2e is not None:
+                heappush(self._expiries, (request.arrival + request.slo.e2e, seq.id, seq))
         self.stats.counters.requests += 1
         self.stats.counters.added += n
 
@@ -162,13 +197,25 @@ class Scheduler:
         except Exception as error:
             raise InvalidRequest(f"the watcher could not be built: {error}") from error
         seq.max_len = max_len
-        seq.key = self.policy.key(seq)
+        seq.key = self.policy.rank(seq)
+        if request.slo:
+            output = self.reserve.output(request.tenant, max_len - seq.num_prompt)
+            seq.due = first_due(request, output * self.decode_seconds(1))
         return seq
 
     def _queue(self, seq: Sequence) -> None:
         seq.state = State.WAITING
         self.num_waiting += 1
-        heappush(self._waiting, (seq.key, seq))
+        self._order.push(seq, max(self._now, seq.request.arrival))
+
+    def _cached(self, seq: Sequence) -> int:
+        """Tokens of it that the prefix cache has now."""
+        return len(self.blocks.lookup(seq, self._most_shared(seq))) * self.blocks.block_size
+
+    def _most_shared(self, seq: Sequence) -> int | None:
+        """The most tokens that may come from the cache: what is to be scored must be computed."""
+        scored = seq.scored and len(seq.scores) < seq.num_prompt - 1
+        return len(seq.scores) if scored else None
 
     def abort(self, request_id: str, now: float) -> list[Event]:
         """End all choices of a request at once. What is in flight is dropped when it comes back."""
@@ -176,66 +223,99 @@ class Scheduler:
             self._end(seq, FinishReason.ABORT, now)
             for seq in list(self._choices.get(request_id, ()))
         ]
-        # Entries of ended sequences leave the heap when they surface; do not wait if they are many.
-        if len(self._waiting) > 2 * self.num_waiting + 64:
-            self._waiting = [w for w in self._waiting if w[1].state is State.WAITING]
-            heapify(self._waiting)
+        # Entries of ended sequences leave the queue when they surface; not if they are very many.
+        self._aborts += len(events)
+        if self._aborts >= 64:
+            self._aborts = 0
+            self._order.tidy(self.num_waiting)
         return events
 
     # ---- a step goes out ------------------------------------------------------------------------
 
     def schedule(self, now: float) -> Batch | None:
         """The next step's work, or None if nothing can be computed now."""
-        plan = _Plan(self.capacity)
+        self._now = now
+        if self._expiries and self._expiries[0][0] <= now:
+            self._expire(now)
+        plan = _Plan(self.capacity, now)
         longer = self._plan_single(plan)
-        self._plan_longer(plan, longer)
-        # Admitting right after a preemption would take the blocks that it was to free.
-        if self.num_waiting and not plan.preempted:
-            self._admit(plan, longer, now)
-        return self._batch(plan, now) if plan.chunks else None
+        self._pace.open(plan.chunks, plan.shape, now)
+        if longer or self.num_waiting:
+            self._plan_longer(plan, longer)
+        return self._batch(plan) if plan.chunks else None
 
     def _plan_single(self, plan: _Plan) -> list[Sequence]:
         """Give running sequences that need one token theirs; return those that need more."""
-        longer = []
-        size = self.blocks.block_size
+        longer, chunks, size = [], plan.chunks, self.blocks.block_size
         # With several batches in flight each takes its share, or the others would have no rows.
         share = -(-len(self._running) // self.capacity.depth)
         room = min(plan.tokens, plan.rows, plan.outputs, share)
-        # A preempted sequence stands behind the one it gives way to, so the loop is safe.
-        for seq in self._running:
+        context = 0
+        for seq in tuple(self._running):
             start = seq.num_scheduled
             n = len(seq.tokens) - start
             if n > 1:
                 longer.append(seq)
-            elif n == 1 and len(plan.chunks) < room:
+            elif n == 1 and len(chunks) < room:
                 if start == len(seq.block_table) * size and not self._make_room(seq, plan):
                     continue
-                plan.chunks[seq] = (1, 1)
-        used = len(plan.chunks)
-        plan.tokens -= used
-        plan.rows -= used
-        plan.outputs -= used
+                chunks[seq] = _ONE
+                context += start
+        if plan.preempted:  # some may have had their token before they gave way
+            context = sum(seq.num_scheduled for seq in chunks)
+        used = len(chunks)
+        plan.tokens = self.capacity.max_tokens - used
+        plan.rows = self.capacity.max_rows - used
+        plan.outputs = self.capacity.max_outputs - used
+        plan.shape = StepFeatures(used, context + used, 0.0, used, used)
+        self._mean_context = context / used if used else self._mean_context
+        self._order.decoded(chunks)
         return longer
 
     def _plan_longer(self, plan: _Plan, longer: list[Sequence]) -> None:
-        """Go on with sequences that were admitted and not computed up to their last token."""
-        blocks = self.blocks
-        for seq in longer:
-            if seq.state is not State.RUNNING:  # preempted for another
+        """Go on with prompts, and let new sequences join, as the policy offers them."""
+        if not self._running:
+            self._seats, self._opened = 0, self._next_id
+        longer = [seq for seq in longer if seq.state is State.RUNNING]
+        blocks_for = self.blocks.blocks_for
+        self._owed = sum(blocks_for(len(s.tokens)) - len(s.block_table) for s in longer)
+        if not plan.tokens or not plan.rows:
+            return
+        offers = self._order.candidates(longer, plan.now)
+        for seq, most in offers:
+            if seq in plan.chunks:
                 continue
+            if seq.state is State.RUNNING:
+                self._continue(seq, most, plan)
+            # Admitting right after a preemption would take the blocks that it was to free.
+            elif seq.state is State.WAITING and not plan.preempted:
+                self._admit(seq, most, plan)
             if not plan.tokens or not plan.rows:
                 break
-            start = seq.num_scheduled
-            if not self._chunk(seq, start, plan.tokens, plan.outputs)[0]:
-                continue
-            slots = (len(seq.block_table) + blocks.num_available) * blocks.block_size - start
-            if not slots:
-                if not self._make_room(seq, plan):
-                    continue
-                slots = len(seq.block_table) * blocks.block_size - start
-            n, outputs = self._chunk(seq, start, min(plan.tokens, slots), plan.outputs)
-            self._grow(seq, start + n)
-            plan.put(seq, n, outputs)
+        offers.close()
+
+    def _continue(self, seq: Sequence, most: int, plan: _Plan) -> None:
+        """Compute more of a sequence that was admitted and is not computed to its last token."""
+        blocks, start = self.blocks, seq.num_scheduled
+        most = self._in_time(seq, start, most, plan)
+        if not self._chunk(seq, start, most, plan.outputs)[0]:
+            return
+        slots = (len(seq.block_table) + blocks.num_available) * blocks.block_size - start
+        if not slots:
+            if not self._make_room(seq, plan):
+                return
+            slots = len(seq.block_table) * blocks.block_size - start
+        n, outputs = self._chunk(seq, start, min(most, slots), plan.outputs)
+        self._grow(seq, start + n)
+        plan.put(seq, n, outputs)
+        self._order.served(seq, start, n)
+
+    def _in_time(self, seq: Sequence, start: int, most: int, plan: _Plan) -> int:
+        """How many tokens from `start` on there are budgets and time for."""
+        rest = len(seq.tokens) - start
+        n = min(rest, most, plan.tokens)
+        n = min(n, self._pace.room(plan.shape, start))
+        return n if n == rest or n == plan.tokens else n - n % GRAIN
 
     def _chunk(self, seq: Sequence, start: int, tokens: int, outputs: int) -> tuple[int, int]:
         """How many tokens from `start` on fit into the budgets, and the outputs they want."""
@@ -255,31 +335,40 @@ class Scheduler:
         assert grown, "blocks were counted and are not there"
 
     def _make_room(self, seq: Sequence, plan: _Plan) -> bool:
-        """Get one more block for `seq`, by preempting sequences behind it if need be."""
+        """Get one more block for `seq`, by preempting others if need be."""
         num_tokens = len(seq.block_table) * self.blocks.block_size + 1
         while not self.blocks.grow(seq, num_tokens):
-            victim = self._victim(seq)
+            victim = self._victim(seq, plan.now)
             if victim is None:
                 return False
             self._preempt(victim, plan)
         return True
 
-    def _victim(self, seq: Sequence) -> Sequence | None:
-        """The last in the policy's order that is behind `seq` and not in flight."""
-        for other in reversed(self._running):
-            if other is seq:
-                return None
-            if other.num_scheduled == other.num_computed and other.block_table:
-                return other
-        return None
+    def _victim(self, seq: Sequence, now: float) -> Sequence | None:
+        """Who loses least of those that may be preempted for `seq`; None if that is `seq` itself.
+
+        Never the first by rank, nor one in flight, nor a pinned one by a lower rank.
+        """
+        first, loss, house = self._running[0], self.policy.loss, self.house
+        least, victim = loss(seq, now, house), seq
+        for other in self._running:
+            if other is seq or other is first or other.in_flight or not other.block_table:
+                continue
+            if other.num_preemptions >= PINNED and other.key < seq.key:
+                continue
+            lost = loss(other, now, house)
+            if lost < least or (victim is seq is first):
+                least, victim = lost, other
+        return None if victim is seq else victim
 
     def _preempt(self, seq: Sequence, plan: _Plan) -> None:
-        """Give its blocks back and queue it again; its place in the order is as before."""
+        """Give its blocks back and queue it again; its rank is as before."""
         plan.drop(seq)
         plan.preempted = True
         self._running.remove(seq)
         self._seats -= 1
         self._release(seq)
+        self.reserve.preempted()
         self.stats.counters.recomputed_tokens += seq.num_computed
         self.stats.counters.preemptions += 1
         seq.num_preemptions += 1
@@ -288,51 +377,45 @@ class Scheduler:
 
     # ---- admission ------------------------------------------------------------------------------
 
-    def _admit(self, plan: _Plan, longer: list[Sequence], now: float) -> None:
-        """Let waiting sequences join, strictly in order: what does not fit now bars the rest."""
-        if not self._running:
-            self._seats, self._opened = 0, self._next_id
-        waiting, blocks = self._waiting, self.blocks
-        # Blocks that admitted sequences still need for tokens they have already.
-        owed = sum(
-            blocks.blocks_for(len(s.tokens)) - len(s.block_table)
-            for s in longer
-            if s.state is State.RUNNING
-        )
-        while waiting and plan.tokens and plan.rows:
-            seq = waiting[0][1]
-            if seq.state is not State.WAITING:
-                heappop(waiting)
-                continue
-            occupancy = Occupancy(len(self._running), self._max_running, self._seats, self._opened)
-            if not self.policy.admits(seq, occupancy):
-                break
-            most = len(seq.scores) if seq.scored and len(seq.scores) < seq.num_prompt - 1 else None
-            shared = blocks.lookup(seq, most)
-            if self.policy.holds_twins and self._hold(seq, len(shared), most):
-                continue
-            start = len(shared) * blocks.block_size
-            n, outputs = self._chunk(seq, start, plan.tokens, plan.outputs)
-            need = blocks.blocks_for(len(seq.tokens)) - len(shared)
-            # Headroom of half a block for each that runs, or the newcomer would soon be preempted.
-            spare = blocks.num_available - blocks.num_idle(shared) - owed
-            spare -= (len(self._running) + 1) // 2
-            if not n or need > spare:
-                break
-            heappop(waiting)
-            self._grow(seq, start + n, shared)
-            owed += blocks.blocks_for(len(seq.tokens)) - len(seq.block_table)
-            self._join(seq, start, now)
-            plan.put(seq, n, outputs)
+    def _admit(self, seq: Sequence, most: int, plan: _Plan) -> None:
+        """Let a waiting sequence join, if there is room for it and time."""
+        blocks, running = self.blocks, len(self._running)
+        occupancy = Occupancy(running, self._max_running, self._seats, self._opened)
+        if not self.policy.admits(seq, occupancy) or not self._pace.joins(running):
+            return
+        limit = self._most_shared(seq)
+        shared = blocks.lookup(seq, limit)
+        if self.policy.holds_twins and self._hold(seq, len(shared), limit):
+            return
+        start = len(shared) * blocks.block_size
+        n, outputs = self._chunk(seq, start, self._in_time(seq, start, most, plan), plan.outputs)
+        need = blocks.blocks_for(len(seq.tokens)) - len(shared)
+        spare = blocks.num_available - blocks.num_idle(shared) - self._owed
+        if not n or need > spare or not self._leaves_growth(spare - need):
+            return
+        self._grow(seq, start + n, shared)
+        self._owed += blocks.blocks_for(len(seq.tokens)) - len(seq.block_table)
+        self._join(seq, start, plan.now)
+        plan.put(seq, n, outputs)
+        self._order.served(seq, start, n)
+
+    def _leaves_growth(self, blocks: int) -> bool:
+        """Whether so many free blocks are enough for what the running sequences will write."""
+        size, reserve = self.blocks.block_size, self.reserve
+        if blocks >= reserve.most_growth(len(self._running), size):
+            return True
+        return blocks >= reserve.growth(self._running, size)
 
     def _hold(self, seq: Sequence, num_shared: int, most: int | None) -> bool:
         """Set a sequence aside whose next block another one is computing: it will then hit it."""
         hash_ = self.blocks.awaited(seq, num_shared, most)
         if hash_ is None:
             return False
-        heappop(self._waiting)
         seq.state = State.HELD
         seq.awaits = hash_
+        leader = self.blocks.claimant(hash_)
+        if leader is not None and leader.first_token is None:
+            leader.due = min(leader.due, seq.due)  # it works for both now
         self._held.setdefault(hash_, {})[seq.id] = seq
         self.stats.counters.held += 1
         return True
@@ -364,7 +447,7 @@ class Scheduler:
 
     # ---- rows -----------------------------------------------------------------------------------
 
-    def _batch(self, plan: _Plan, now: float) -> Batch | None:
+    def _batch(self, plan: _Plan) -> Batch | None:
         rows = []
         for seq, (n, _) in plan.chunks.items():
             start = seq.num_scheduled
@@ -372,19 +455,27 @@ class Scheduler:
             try:
                 wants = self._wants(seq, start, end)
             except Exception as error:  # a watcher's: it fails this sequence alone
-                self._events.append(self._fail(seq, f"watcher: {error!r}", now))
+                self._events.append(self._fail(seq, f"watcher: {error!r}", plan.now))
                 continue
             seq.num_scheduled = end
-            rows.append(Row(seq.id, start, seq.tokens[start:end], seq.block_table, wants))
+            row = (seq.id, start, seq.tokens[start:end], seq.block_table, wants)
+            rows.append(_new(Row, row))
         if not rows:
             return None
-        room = min(plan.tokens, plan.outputs)
+        room = min(plan.tokens, plan.outputs, self._pace.spare(plan.shape))
+        tokens = room
         for i, draft in self.drafter.drafts(rows, self._live, room):
             longer = self._lengthen(rows[i], draft[:room])
             room -= len(longer.tokens) - len(rows[i].tokens)
             rows[i] = longer
         self._step += 1
-        return Batch(self._step, tuple(rows))
+        batch = Batch(self._step, tuple(rows))
+        as_planned = room == tokens and not plan.preempted and len(rows) == len(plan.chunks)
+        shape = plan.shape if as_planned else StepFeatures.of(batch)
+        self._pace.close(shape)
+        self._shapes.append(shape)
+        self._busy_until = plan.now + self.model.gap + self.model.predict(shape)
+        return batch
 
     def _lengthen(self, row: Row, draft: array[int]) -> Row:
         """Let a row that ends in a choice go on with guesses, as far as there are blocks.
@@ -411,7 +502,10 @@ class Scheduler:
     def _wants(self, seq: Sequence, start: int, end: int) -> tuple[Want, ...]:
         last = end == len(seq.tokens)
         if not seq.scored:
-            return (Want(end - start - 1, _sample(seq), None, 0, _mask(seq)),) if last else ()
+            if not last:
+                return ()
+            mask = None if seq.watcher is None else _mask(seq)
+            return (_new(Want, (end - start - 1, _sample(seq), None, 0, mask)),)
         tokens, top = seq.tokens, seq.request.params.prompt_logprobs or 0
         first = max(start, len(seq.scores))
         wants = [
@@ -465,14 +559,24 @@ class Scheduler:
             elif res.tokens:
                 events.append(self._take(seq, res, now))
         counters = self.stats.counters
+        counters.output_tokens += sum([len(event[2]) for event in events])
         counters.steps += 1
         counters.rows += len(batch.rows)
         counters.outputs += num_outputs
         counters.computed_tokens += num_tokens
-        seconds = result.finished - result.started
-        counters.busy_seconds += seconds
+        seconds = self._learn(result)
         self.drafter.timed(len(batch.rows), num_tokens, num_drafted, seconds)
         return events
+
+    def _learn(self, result: StepResult) -> float:
+        """The step's time, and how long the executor had stood still before it."""
+        seconds = result.finished - result.started
+        self.stats.counters.busy_seconds += seconds
+        self.model.observe(self._shapes.popleft(), seconds)
+        if result.started >= self._finished:
+            self.model.waited(result.started - self._finished)
+        self._finished = result.finished if self._running else inf
+        return seconds
 
     def _publish(self, seq: Sequence, old: int, new: int) -> None:
         self.blocks.publish(seq, old, new)
@@ -527,16 +631,20 @@ class Scheduler:
         prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         if seq.first_token is None:
             seq.first_token = now
+            if request.slo:
+                expected = self.reserve.output(request.tenant, seq.max_len - seq.num_prompt)
+                seq.pace = pace_from(request, now, expected)
+            seq.due = now
             if seq.scored:
                 prompt_logprobs = (None, *seq.scores)
+        seq.due += seq.pace
         if kept:
             seq.tokens.append(token)
-            self.stats.counters.output_tokens += 1
             if finish is None and len(seq.tokens) >= seq.max_len:
                 finish = FinishReason.LENGTH
         if finish is not None:
             self._end(seq, finish, now)
-        return Event(
+        event = (
             request.id,
             seq.choice,
             res.tokens if kept else (),
@@ -549,8 +657,19 @@ class Scheduler:
             seq.num_drafted,
             seq.num_accepted,
         )
+        return _new(Event, event)
 
     # ---- ends -----------------------------------------------------------------------------------
+
+    def _expire(self, now: float) -> None:
+        """End what should be over by now and was never started: nobody waits for it any more."""
+        expiries = self._expiries
+        while expiries and expiries[0][0] <= now:
+            seq = heappop(expiries)[2]
+            if seq.state in (State.WAITING, State.HELD) and seq.first_scheduled is None:
+                self.stats.counters.expired += 1
+                event = self._end(seq, FinishReason.ABORT, now)
+                self._events.append(event._replace(error=EXPIRED))
 
     def _fail(self, seq: Sequence, error: str, now: float) -> Event:
         return self._end(seq, FinishReason.ERROR, now)._replace(error=error)
@@ -569,6 +688,9 @@ class Scheduler:
             if seq.awaits is not None and seq.state is State.HELD:
                 self._held[seq.awaits].pop(seq.id)
         seq.state = State.ENDED
+        self._order.ended(seq)
+        if reason in _BY_ITSELF:
+            self.reserve.ended(seq)
         self.stats.ended(seq, reason, now)
         if not seq.in_flight:
             self._retire(seq)
@@ -601,8 +723,50 @@ class Scheduler:
         return events
 
     @property
+    def running(self) -> tuple[Sequence, ...]:
+        """The sequences that run, by rank; to read, not to change."""
+        return tuple(self._running)
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        """The sequences that wait, held ones among them, in no order; to read, not to change."""
+        held = [seq for group in self._held.values() for seq in group.values()]
+        return (*self._order, *held)
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def tightest(self) -> float:
+        """Seconds a token that the most demanding stream was promised; inf if none was."""
+        return self._pace.tightest
+
+    def decode_seconds(self, more: int = 0) -> float:
+        """Predicted seconds of a step in which all that run, and `more` like them, decode."""
+        rows = max(1, min(len(self._running) + more, self.capacity.max_rows))
+        context = rows * self._mean_context
+        return self.model.predict(StepFeatures(rows, context, 0.0, rows, rows))
+
+    def seconds_busy(self, now: float) -> float:
+        """Predicted seconds until the step that runs now is over."""
+        return max(0.0, self._busy_until - now) if self._shapes else 0.0
+
+    def backlog(self) -> list[tuple[float, float]]:
+        """(deadline, seconds of prefill) of what waits for a first token, soonest first; empty
+        where the policy has another order."""
+        return self._order.backlog()
+
+    def seconds_ahead(self, due: float, tenant: str, work: float = 0.0) -> float:
+        """Predicted seconds of prefill before a newcomer with that deadline and that much `work`:
+        what was started, what waits, and what the door let in and nobody has added yet."""
+        seconds = self._order.ahead(due, tenant, work)
+        seconds += sum([more for by, more in list(self.expected.values()) if by <= due])
+        for seq in tuple(self._running):
+            count = len(seq.tokens) - seq.num_scheduled
+            if count > 1:
+                seconds += self.house.prefill_seconds(seq.num_scheduled, count)
+        return seconds
 
     @property
     def has_work(self) -> bool:
@@ -614,13 +778,13 @@ class Scheduler:
         live = list(self._live.values())
         self.blocks.check([s for s in live if s.block_table or s.state is State.RUNNING])
         running = [s for s in live if s.state is State.RUNNING]
-        assert sorted(running, key=_key) == self._running, "running: not in order, or not all"
+        assert sorted(running, key=_key) == self._running, "running: not by rank, or not all"
         held = [s for group in self._held.values() for s in group.values()]
         assert all(s.state is State.HELD for s in held)
         waiting = [s for s in live if s.state in (State.WAITING, State.HELD)]
         assert len(waiting) == self.num_waiting, "num_waiting"
         assert not any(s.block_table or s.in_flight for s in waiting), "waiting, yet holds"
-        queued = [s for _, s in self._waiting if s.state is State.WAITING]
+        queued = list(self._order)
         assert sorted(map(id, queued + held)) == sorted(map(id, waiting)), "lost in the queue"
         assert all(s.in_flight for s in live if s.state is State.ENDED), "ended, never retired"
 
@@ -629,6 +793,8 @@ class Scheduler:
         blocks = self.blocks
         return {
             **self.stats.snapshot(),
+            **self.model.snapshot(),
+            "kv_reserve": self.reserve.rho,
             "running": len(self._running),
             "waiting": self.num_waiting,
             "evictions": blocks.num_evictions,
@@ -647,9 +813,8 @@ def _sample(seq: Sequence) -> SampleSpec:
     request, position = seq.request, len(seq.tokens)
     history = seq.tokens[:] if seq.penalised else None
     suppress = seq.suppress if position < seq.stop_from else ()
-    return SampleSpec(
-        request.params, request.seed, seq.choice, position, history, seq.num_prompt, suppress
-    )
+    spec = (request.params, request.seed, seq.choice, position, history, seq.num_prompt, suppress)
+    return _new(SampleSpec, spec)
 
 
 def _mask(seq: Sequence) -> bytes | None:

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
-from octavo.core.request import FinishReason, Sequence
+from octavo.core.request import NO_SLO, FinishReason, Forecast, Sequence, Slo, Tier
 
 MAX_UNREAD_TIMINGS = 8192
 
@@ -19,7 +19,7 @@ class Timing(NamedTuple):
     """One choice of a request, from its arrival to its end. Times that never came are None.
 
     queued: Request.arrival. num_cached: prompt tokens that came from the prefix cache when it was
-    first admitted. num_steps: steps that carried a row of it.
+    first admitted. num_steps: steps that carried a row of it. predicted: when it was admitted.
     """
 
     request_id: str
@@ -34,12 +34,42 @@ class Timing(NamedTuple):
     num_cached: int
     num_preemptions: int
     num_steps: int
+    tenant: str = ""
+    tier: Tier = Tier.DEFAULT
+    slo: Slo = NO_SLO
+    predicted: Forecast | None = None
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return None if self.first_token is None else self.first_token - self.queued
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds for each token after the first; None if there is none."""
+        if self.first_token is None or self.num_output < 2:
+            return None
+        return (self.finished - self.first_token) / (self.num_output - 1)
+
+    @property
+    def met(self) -> bool:
+        """Whether all that was asked of time was kept: what goodput counts."""
+        slo, ttft, tpot = self.slo, self.ttft, self.tpot
+        if ttft is None or self.finish in (FinishReason.ABORT, FinishReason.ERROR):
+            return False
+        return (
+            (slo.ttft is None or ttft <= slo.ttft)
+            and (slo.tpot is None or tpot is None or tpot <= slo.tpot)
+            and (slo.e2e is None or self.finished - self.queued <= slo.e2e)
+        )
 
 
 @dataclass(slots=True)
 class Counters:
     """Totals since the start. Sequences are counted, not requests, but for `requests` and
-    `refused`.
+    `refused`. expired: those of the aborted whose deadline passed while they waited.
+    Requests that never came to the scheduler: capped, by the door's caps; unattainable, for their
+    deadlines could not be met. degraded: requests let in without their deadlines instead.
 
     computed_tokens: handed to the executor and committed (prompt, recomputed and generated ones,
     and guesses); recomputed_tokens: those of them that a preemption made necessary again.
@@ -64,6 +94,9 @@ class Counters:
     accepted_tokens: int = 0
     requests: int = 0
     refused: int = 0
+    capped: int = 0
+    unattainable: int = 0
+    degraded: int = 0
     added: int = 0
     admitted: int = 0
     held: int = 0
@@ -72,6 +105,7 @@ class Counters:
     length: int = 0
     tool_calls: int = 0
     aborted: int = 0
+    expired: int = 0
     failed: int = 0
     padding_tokens: int = 0
     busy_seconds: float = 0.0
@@ -135,6 +169,10 @@ class Stats:
                 seq.num_cached,
                 seq.num_preemptions,
                 seq.num_steps,
+                seq.request.tenant,
+                seq.request.tier,
+                seq.request.slo,
+                seq.request.predicted,
             )
         )
         if self._last_end is not None:

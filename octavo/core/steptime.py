@@ -17,7 +17,6 @@ Numbers only: no tensors, no clock. Times are seconds.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -306,8 +305,11 @@ class StepModel:
 
     def log(self) -> Iterator[str]:
         """The latest steps as lines of JSON: what a simulator calibrates from."""
+        names = (*StepFeatures._fields, "seconds", "predicted")
         for features, seconds, predicted in list(self.steps):
-            yield json.dumps({**features._asdict(), "seconds": seconds, "predicted": predicted})
+            values = (*features, seconds, predicted)
+            pairs = [f'"{n}": {float(v)!r}' for n, v in zip(names, values, strict=True)]
+            yield "{" + ", ".join(pairs) + "}"
 
     def describe(self) -> dict[str, dict[str, float]]:
         """The coefficients in force, by regime."""

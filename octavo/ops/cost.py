@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from octavo.ops.program import Program
-from octavo.ops.table import TABLE, StepShape, Work
+from octavo.ops.table import TABLE, RowShape, StepShape, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,37 @@ def cost(program: Program, shape: StepShape, hardware: Hardware) -> Cost:
 def step_seconds(program: Program, hardware: Hardware) -> Callable[[StepShape], float]:
     """Predicted seconds of a step, as a function of its shape alone."""
     return lambda shape: cost(program, shape, hardware).seconds
+
+
+def step_terms(program: Program, hardware: Hardware) -> dict[str, float]:
+    """The cost of a step as a line in its shape: what `octavo.core.steptime.Coefficients` takes.
+
+    Differences of `cost` between steps that differ in one thing. `knee`: the tokens at which a step
+    stops waiting for weights and waits for arithmetic, where the slope grows by `bend`.
+    """
+
+    def at(*rows: tuple[int, int, int]) -> float:
+        return cost(program, StepShape(tuple(RowShape(*row) for row in rows)), hardware).seconds
+
+    one, few, some, many = (at((0, count, 0)) for count in (1, 5, 512, 1024))
+    area = max(0.0, at((4096, 512, 0)) - some) / (512 * 4096)
+    # Attention's own share grows with the square of the chunk: it is counted apart.
+    steep = max(0.0, many - some - area * (1024**2 - 512**2) / 2) / 512
+    slope = min(max(0.0, few - one) / 4, steep)
+    level = some - area * 512**2 / 2
+    bend = steep - slope
+    # The two lines meet where one + slope (T - 1) = level + steep (T - 512).
+    knee = (one - slope - level + steep * 512) / bend if bend > 0.0 else 0.0
+    return {
+        "fixed": max(one - slope, 1e-9),
+        "token": max(slope, 1e-12),
+        "context": max(0.0, at((2047, 1, 0)) - at((1023, 1, 0))) / 1024,
+        "area": area,
+        "decode": 0.0,
+        "sample": max(0.0, at((0, 16, 16)) - at((0, 16, 0))) / 16,
+        "bend": bend,
+        "knee": min(max(knee, 0.0), 512.0),
+    }
 
 
 def _layer(attrs: tuple[tuple[str, object], ...], current: int | None, op: str) -> int | None:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,14 +24,16 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from octavo.config import LOOPBACK, ServerConfig
-from octavo.core.request import shown
-from octavo.core.stats import Timing
+from octavo.core.admission import Admission
+from octavo.core.request import Slo, shown
 from octavo.door import Caller, Door
 from octavo.errors import InvalidRequest, Overloaded, UnknownModel
 from octavo.server import protocol
 from octavo.server.auth import Key, Keys
+from octavo.server.deadlines import Deadlines, Granted
 from octavo.server.driver import Driver
-from octavo.server.exchange import Bodies, Exchange, Job, header
+from octavo.server.exchange import Bodies, Exchange, Job
+from octavo.server.headers import header
 from octavo.server.metrics import Metrics
 from octavo.server.problems import http_problem, problem, reply_json
 from octavo.server.reply import Asked, ChatShape, CompletionShape, Head
@@ -46,7 +49,8 @@ Template = Callable[[list[dict[str, str]]], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model that is served. template: chat messages to token ids, or None."""
+    """The model that is served. template: chat messages to token ids, or None. priority, timed:
+    whether the policy looks at `priority`, and whether it keeps deadlines."""
 
     name: str
     tokenizer: Tokenizer
@@ -56,6 +60,7 @@ class Served:
     version: str
     created: int
     priority: bool = False
+    timed: bool = False
 
 
 class Occupancy:
@@ -100,13 +105,16 @@ class App:
         config: ServerConfig,
         metrics: Metrics,
         keys: Keys,
+        admission: Admission,
     ) -> None:
         self.served = served
         self.driver = driver
         self.config = config
         self.metrics = metrics
         self.keys = keys
-        self.driver.ended = self._ended
+        self.admission = admission
+        self.deadlines = Deadlines.read(served.timed, config.slo)
+        self.driver.ended = metrics.ended
         self.draining = False
         self.bodies = Bodies(config.max_body, BODIES * config.max_body)
         self.occupancy = Occupancy(config.max_queue, driver.clock)
@@ -138,6 +146,12 @@ class App:
             self._pinger.cancel()
         await self.driver.stop()
         self.parsers.shutdown(wait=False, cancel_futures=True)
+
+    def write_step_log(self) -> None:
+        """The latest steps' shapes and times, if a file for them was given."""
+        if self.config.step_log is not None:
+            lines = (line + "\n" for line in self.admission.model.log())
+            Path(self.config.step_log).write_text("".join(lines))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -188,10 +202,6 @@ class App:
         except ValueError:
             return False
         return name.netloc == host and (bool(self.keys) or name.hostname in LOOPBACK)
-
-    def _ended(self, timing: Timing) -> None:
-        if timing.first_scheduled is not None:
-            self.metrics.queue.observe(timing.first_scheduled - timing.queued)
 
     async def _ping(self) -> None:
         """Wake streams that have been silent for too long; drop clients that do not read."""
@@ -266,7 +276,7 @@ class App:
                 f"the model {shown(name)} is not served here; {self.served.name!r} is", "model"
             )
 
-    def chat_job(self, data: bytes, key: Key | None) -> Job:
+    def chat_job(self, data: bytes, visit: Visit) -> Job:
         """The body of a chat request. Raises `InvalidRequest`."""
         body = protocol.parse(protocol.ChatBody, data)
         self.check_model(body.model)
@@ -275,14 +285,15 @@ class App:
         if self.served.template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
         ids = self.served.template(messages)
+        granted = self._granted(body, visit)
         id = f"chatcmpl-{secrets.token_hex(12)}"
         try:
             request = self.served.door.request(
                 id,
                 ids,
                 params,
-                arrival=self.driver.clock(),
-                caller=_caller(key, body),
+                arrival=visit.arrival,
+                caller=_caller(visit.key, body, granted),
                 skip_special=body.skip_special_tokens is not False,
             )
         except InvalidRequest as error:
@@ -292,16 +303,17 @@ class App:
             )
             error.param = names.get(error.param or "", error.param)
             raise
-        return Job((request,), self._asked(id, body), ChatShape, params.n)
+        return Job((request,), self._asked(id, body), ChatShape, params.n, granted.clamped)
 
-    def completion_job(self, data: bytes, key: Key | None) -> Job:
+    def completion_job(self, data: bytes, visit: Visit) -> Job:
         """The body of a completions request. Raises `InvalidRequest`."""
         body = protocol.parse(protocol.CompletionBody, data)
         self.check_model(body.model)
         params = protocol.sampling(body, self.limits)
         prompts = protocol.completion_prompts(body, self.limits)
         id = f"cmpl-{secrets.token_hex(12)}"
-        tokenizer, caller = self.served.tokenizer, _caller(key, body)
+        granted = self._granted(body, visit)
+        tokenizer, caller = self.served.tokenizer, _caller(visit.key, body, granted)
         requests, texts = [], []
         for number, prompt in enumerate(prompts):
             text = prompt if isinstance(prompt, str) else None
@@ -311,7 +323,7 @@ class App:
                     f"{id}-{number}",
                     ids,
                     params,
-                    arrival=self.driver.clock(),
+                    arrival=visit.arrival,
                     caller=caller,
                     skip_special=body.skip_special_tokens is not False,
                 )
@@ -319,7 +331,11 @@ class App:
             if body.echo:
                 texts.append(text if text is not None else tokenizer.decode(ids, False))
         asked = self._asked(id, body, tuple(texts))
-        return Job(tuple(requests), asked, CompletionShape, params.n * len(requests))
+        choices = params.n * len(requests)
+        return Job(tuple(requests), asked, CompletionShape, choices, granted.clamped)
+
+    def _granted(self, body: protocol.ChatBody | protocol.CompletionBody, visit: Visit) -> Granted:
+        return self.deadlines.granted(visit.asked, body.slo, body.service_tier, visit.key)
 
     def _asked(
         self,
@@ -338,16 +354,26 @@ class App:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What is known of a request before its body is read."""
+
+    key: Key | None
+    arrival: float
+    asked: Slo
+
+
 class Generate:
     """A generating endpoint, as a raw ASGI application."""
 
-    def __init__(self, app: App, parse: Callable[[bytes, Key | None], Job]) -> None:
+    def __init__(self, app: App, parse: Callable[[bytes, Visit], Job]) -> None:
         self._app = app
         self._parse = parse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
+        app, key = self._app, scope["octavo.key"]
         app.check_open()
+        asked = app.deadlines.asked(scope)
         # A place is taken only when the body is here: a client that trickles it holds none.
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -358,18 +384,23 @@ class Generate:
             return
         arrival = app.driver.clock()
         app.check_open()
+        # Counted before it is parsed: a flood must not be tokenised before it is refused.
+        ticket = app.admission.enter(key.name if key else "", len(data), asked, arrival)
         app.occupancy.enter()
         try:
-            job = await self._job(data, scope["octavo.key"])
-            await Exchange(app.driver, app.metrics, job, arrival).run(receive, send)
+            job = await self._job(data, Visit(key, arrival, asked))
+            app.admission.learn(ticket, sum(len(request.prompt) for request in job.requests))
+            exchange = Exchange(app.driver, app.metrics, app.admission, job, ticket)
+            await exchange.run(receive, send)
         finally:
             app.occupancy.leave()
+            app.admission.leave(ticket)
 
-    async def _job(self, data: bytes, key: Key | None) -> Job:
+    async def _job(self, data: bytes, visit: Visit) -> Job:
         if len(data) <= INLINE_BODY:
-            return self._parse(data, key)
+            return self._parse(data, visit)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._app.parsers, self._parse, data, key)
+        return await loop.run_in_executor(self._app.parsers, self._parse, data, visit)
 
 
 class Outbound:
@@ -399,7 +430,10 @@ def _request_id(scope: Scope) -> bytes:
     return secrets.token_hex(12).encode()
 
 
-def _caller(key: Key | None, body: protocol.ChatBody | protocol.CompletionBody) -> Caller:
-    names = [key.name] if key is not None else []
-    tenant = "/".join([*names, body.user] if body.user else names)
-    return Caller(tenant, b"" if key is None else key.salt, body.priority or 0)
+def _caller(
+    key: Key | None, body: protocol.ChatBody | protocol.CompletionBody, granted: Granted
+) -> Caller:
+    """A tenant is a key; where there are none, a `user`."""
+    tenant = key.name if key is not None else body.user or ""
+    salt = b"" if key is None else key.salt
+    return Caller(tenant, salt, body.priority or 0, granted.slo, granted.tier)

@@ -6,7 +6,9 @@ import hashlib
 import hmac
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from octavo.core.request import NO_SLO, Slo, Tier
 from octavo.errors import InvalidRequest
 
 MIN_KEY = 16
@@ -14,14 +16,47 @@ MIN_KEY = 16
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key's digest and its name; `salt` separates its prefix cache from all others."""
+    """A key's digest and its name; `salt` separates its prefix cache from all others.
+
+    tier: the best that it is served at; tightest: the tightest deadlines that it may ask for;
+    weight: its share where tenants are served fairly.
+    """
 
     name: str
     digest: bytes
+    tier: Tier = Tier.PRIORITY
+    tightest: Slo = NO_SLO
+    weight: float = 1.0
 
     @property
     def salt(self) -> bytes:
         return b"key:" + self.digest
+
+
+def _key(name: str, key: str, options: list[str], where: str) -> Key:
+    tier, weight = Tier.PRIORITY, 1.0
+    tightest: dict[str, Any] = {}
+    for option in options:
+        what, _, value = option.partition("=")
+        try:
+            if what == "tier":
+                tier = Tier[value.upper()]
+            elif what == "weight":
+                weight = float(value)
+            elif what in ("ttft", "tpot", "e2e"):
+                tightest[what] = float(value)
+            else:
+                raise KeyError
+            if not 0.0 < weight < 1e6:
+                raise ValueError
+            slo = Slo(**tightest)
+        except (KeyError, ValueError):
+            raise InvalidRequest(
+                f"{where}: {option!r}: want tier=priority|default|flex, weight=NUMBER, or "
+                "ttft=, tpot=, e2e= and seconds",
+                "api_key_file",
+            ) from None
+    return Key(name, _digest(key), tier, slo if options else NO_SLO, weight)
 
 
 def _digest(key: str) -> bytes:
@@ -36,7 +71,8 @@ class Keys:
 
     @classmethod
     def read(cls, path: str | None) -> Keys:
-        """Lines "KEY" or "NAME KEY"; # starts a comment. Raises `InvalidRequest`."""
+        """Lines "KEY", "NAME KEY" or "NAME KEY tier=flex ttft=1 tpot=0.05 weight=2" (seconds: no
+        tighter deadlines than these); # starts a comment. Raises `InvalidRequest`."""
         if path is None:
             return cls()
         try:
@@ -48,19 +84,26 @@ class Keys:
             words = line.split("#")[0].split()
             if not words:
                 continue
+            options = [word for word in words[2:] if "=" in word]
+            words = words[:2] + words[2 + len(options) :]
             if len(words) > 2 or len(words[-1]) < MIN_KEY:
                 raise InvalidRequest(
                     f"{path}, line {number}: want NAME KEY or KEY, {MIN_KEY} characters or more",
                     "api_key_file",
                 )
             name = words[0] if len(words) == 2 else f"key-{number}"
-            keys.append(Key(name, _digest(words[-1])))
+            keys.append(_key(name, words[-1], options, f"{path}, line {number}"))
         if not keys:
             raise InvalidRequest(f"{path} has no keys", "api_key_file")
         return cls(tuple(keys))
 
     def __bool__(self) -> bool:
         return bool(self._keys)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Shares by name, of those that are not 1."""
+        return {key.name: key.weight for key in self._keys if key.weight != 1.0}
 
     def find(self, authorization: str) -> Key | None:
         """The key of an `Authorization: Bearer` header. Takes as long for any wrong key."""

@@ -7,14 +7,19 @@ the OpenAI API has to say that something went wrong.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
+from octavo.core.admission import Admission
+from octavo.core.admission import Ticket as Counted
 from octavo.core.request import Request
-from octavo.errors import Overloaded
+from octavo.errors import Overloaded, Unattainable
+from octavo.server.deadlines import in_force
 from octavo.server.driver import Admitted, Driver, Failed, Ticket
+from octavo.server.headers import header
 from octavo.server.metrics import Metrics
 from octavo.server.problems import envelope
 from octavo.server.reply import PING, Asked, ChatShape, CompletionShape, Reply, encode
@@ -22,26 +27,59 @@ from octavo.server.reply import PING, Asked, ChatShape, CompletionShape, Reply, 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A parsed request body."""
+    """A parsed request body. clamped: it asked for tighter deadlines than its key may."""
 
     requests: tuple[Request, ...]
     asked: Asked
     shape: type[ChatShape] | type[CompletionShape]
     num_choices: int
+    clamped: bool = False
 
 
 class Exchange:
     """One generating request, from admission to its last byte."""
 
-    def __init__(self, driver: Driver, metrics: Metrics, job: Job, arrival: float) -> None:
+    def __init__(
+        self, driver: Driver, metrics: Metrics, admission: Admission, job: Job, counted: Counted
+    ) -> None:
         self.driver = driver
         self.metrics = metrics
+        self.admission = admission
         self.job = job
-        self.arrival = arrival
+        self.counted = counted
+        self.arrival = job.requests[0].arrival
         self.first: float | None = None
-        self.ticket = Ticket(job.requests)
-        self.reply = Reply(job.asked, job.shape, job.requests)
+        requests = self._judged(job.requests)
+        self.ticket = Ticket(requests)
+        self.reply = Reply(job.asked, job.shape, requests)
         self.outcome = "error"
+
+    def _judged(self, asked: Sequence[Request]) -> list[Request]:
+        """The requests as they are admitted: all of one body, or none. Raises `Unattainable`."""
+        admitted: list[Request] = []
+        try:
+            for request in asked:
+                admitted.append(self.admission.judge(request, self.driver.clock()))
+        except Unattainable:
+            for request in admitted:
+                self.admission.forget(request)
+            raise
+        return admitted
+
+    def _said(self) -> list[tuple[bytes, bytes]]:
+        """What is promised, as headers: the deadlines in force and the first token's forecast."""
+        first = self.ticket.requests[0]
+        wanted = self.job.requests[0].slo
+        words = in_force(first.slo)
+        if wanted and not first.slo:
+            words = "degraded"
+        elif self.job.clamped:
+            words = f"clamped, {words}" if words else "clamped"
+        headers = [(b"x-octavo-slo", words.encode())] if words else []
+        if words and first.predicted is not None:
+            expected = b"%.0f" % (first.predicted.ttft * 1e3)
+            headers.append((b"x-octavo-predicted-ttft-ms", expected))
+        return headers
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Answer, or raise before the first byte. A client that leaves ends the request."""
@@ -83,6 +121,7 @@ class Exchange:
             return b""
         if self.first is None and any(event.tokens for _, event in events):
             self.first = self.driver.clock()
+            self.admission.first_token(self.counted)
         return self.reply.feed(events)
 
     async def _whole(self, send: Send) -> None:
@@ -93,7 +132,7 @@ class Exchange:
                 return
         self.outcome = self._finish()
         body = self.reply.whole()
-        await send(_start(200, b"application/json", len(body)))
+        await send(_start(200, b"application/json", self._said(), len(body)))
         await self._send(send, body)
 
     async def _stream(self, send: Send) -> None:
@@ -102,7 +141,7 @@ class Exchange:
         if ticket.gone:
             self.outcome = "abort"
             return
-        await send(_start(200, b"text/event-stream; charset=utf-8"))
+        await send(_start(200, b"text/event-stream; charset=utf-8", self._said()))
         ticket.touched = self.driver.clock()
         try:
             while self.reply.open_choices:
@@ -163,8 +202,10 @@ class Exchange:
             metrics.tpot.observe((now - self.first) / (most - 1))
 
 
-def _start(status: int, kind: bytes, length: int | None = None) -> Message:
-    headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
+def _start(
+    status: int, kind: bytes, said: list[tuple[bytes, bytes]], length: int | None = None
+) -> Message:
+    headers = [(b"content-type", kind), (b"cache-control", b"no-store"), *said]
     if length is None:
         headers.append((b"x-accel-buffering", b"no"))  # proxies must not gather the stream
     else:
@@ -211,7 +252,3 @@ class Bodies:
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body may have at most {self.most_each} bytes")
-
-
-def header(scope: Scope, name: bytes) -> str:
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")

@@ -12,8 +12,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from octavo.core.request import FinishReason
+from octavo.core.stats import Timing
+
 TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 TPOT = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+RATIO = (0.25, 0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0, 4.0)
 E2E = tuple(0.01 * 2**i for i in range(14))
 
 Snapshot = Callable[[], dict[str, float]]
@@ -26,6 +30,12 @@ _GAUGES = {
     "blocks": ("kv_blocks", "KV blocks of the pool."),
     "blocks_held": ("kv_blocks_held", "KV blocks of running sequences."),
     "blocks_cached": ("kv_blocks_cached", "KV blocks kept for the prefix cache alone."),
+    "kv_reserve": ("kv_reserve_ratio", "Share of the expected output that is kept free."),
+    "steptime_error": ("step_time_error_ratio", "Mean error of predicted step times, of late."),
+    "steptime_bias": ("step_time_bias_ratio", "The same with its sign; above 0 is pessimistic."),
+    "steptime_gamma": ("step_time_margin_ratio", "What predictions are multiplied with to decide."),
+    "steptime_drifting": ("step_time_drifting", "1 while predictions are far off and relearned."),
+    "steptime_gap_seconds": ("step_gap_seconds", "Time between two steps, of late."),
 }
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens admitted, cached ones included."),
@@ -35,6 +45,9 @@ _COUNTERS = {
     "drafts": ("spec_decode_drafts", "Rows of a step that carried guessed tokens."),
     "drafted_tokens": ("spec_decode_draft_tokens", "Tokens guessed and checked."),
     "accepted_tokens": ("spec_decode_accepted_tokens", "Of those, the ones that held."),
+    "unattainable": ("requests_unattainable", "Requests refused: deadlines could not be met."),
+    "degraded": ("requests_degraded", "Requests let in without the deadlines they asked for."),
+    "expired": ("sequences_expired", "Sequences dropped unstarted, past their deadline."),
 }
 
 
@@ -78,6 +91,21 @@ class Metrics:
         self.tpot = self._histogram("time_per_output_token_seconds", "After the first.", TPOT)
         self.queue = self._histogram("queue_time_seconds", "Arrival to first step.", TTFT)
         self.e2e = self._histogram("request_duration_seconds", "Arrival to last token.", E2E)
+        self.forecast = self._histogram(
+            "ttft_forecast_ratio", "Time to first token, actual to predicted.", RATIO
+        )
+        self.deadlines = self._counter(
+            "deadline_sequences", "Sequences with deadlines, by whether all were met.", ("met",)
+        )
+
+    def ended(self, timing: Timing) -> None:
+        """A sequence has ended: what it waited, and what had been promised."""
+        if timing.first_scheduled is not None:
+            self.queue.observe(timing.first_scheduled - timing.queued)
+        if timing.slo and timing.finish is not FinishReason.ABORT:
+            self.deadlines.labels(str(timing.met).lower()).inc()
+        if timing.predicted is not None and timing.ttft is not None and timing.choice == 0:
+            self.forecast.observe(timing.ttft / max(timing.predicted.ttft, 1e-6))
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"octavo_{name}", text, labels, registry=self.registry)

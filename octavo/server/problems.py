@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import random
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -10,9 +12,20 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
-from octavo.errors import EngineError, InvalidRequest, OctavoError, Overloaded, UnknownModel
+from octavo.errors import (
+    EngineError,
+    InvalidRequest,
+    OctavoError,
+    Overloaded,
+    TenantLimit,
+    Unattainable,
+    UnknownModel,
+)
 
 log = logging.getLogger("octavo")
+
+SPREAD = 1.2  # how much later than told some are told to come back
+_OURS = "server_error"
 
 
 def reply_json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -28,6 +41,10 @@ def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
         status, kind, code = 404, "invalid_request_error", error.code
     elif isinstance(error, InvalidRequest):
         status, kind, code = 400, "invalid_request_error", error.code
+    elif isinstance(error, TenantLimit):
+        status, kind, code = 429, "tokens", "rate_limit_exceeded"
+    elif isinstance(error, Unattainable):
+        status, kind, code = (429, "tokens", error.code) if error.own else (503, _OURS, error.code)
     elif isinstance(error, Overloaded):
         status, kind, code = 503, "server_error", "server_overloaded"
     elif isinstance(error, EngineError):
@@ -39,7 +56,19 @@ def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
         status, kind, code = 500, "server_error", "internal_error"
         error = Exception("this request failed inside the server; its log says why")
     body = {"message": str(error), "type": kind, "param": param, "code": code}
+    if isinstance(error, Unattainable):
+        body |= _prediction(error)
     return status, {"error": body}
+
+
+def _prediction(error: Unattainable) -> dict[str, float]:
+    """What was predicted, in milliseconds."""
+    found = {
+        "predicted_ttft_ms": error.ttft,
+        "predicted_tpot_ms": error.tpot,
+        "queue_ms": error.queue_seconds,
+    }
+    return {name: round(value * 1e3, 1) for name, value in found.items() if value is not None}
 
 
 def problem(error: Exception) -> Response:
@@ -47,7 +76,10 @@ def problem(error: Exception) -> Response:
     status, body = envelope(error)
     headers = {}
     if isinstance(error, Overloaded):
-        headers["retry-after"] = str(max(1, round(error.retry_after)))
+        # Spread out, or all that were refused together would come back together.
+        wait = max(1.0, error.retry_after) * random.uniform(1.0, SPREAD)
+        headers["retry-after"] = str(ceil(wait))
+        headers["retry-after-ms"] = str(ceil(wait * 1e3))
     return reply_json(body, status, headers)
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from octavo.core.request import MAX_TOP_LOGPROBS, SamplingParams
 from octavo.errors import InvalidRequest, Unsupported
+from octavo.server.deadlines import SloBody
 
 MAX_STOPS = 4
 COMPLETION_TOKENS = 16  # the OpenAI default of /v1/completions
@@ -55,12 +56,13 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     skip_special_tokens: bool | None = None
     priority: int | None = None
     speculation: bool | None = None
+    slo: SloBody | None = None
+    service_tier: str | None = None
     # Known, and refused.
     metadata: Refused = None
     prompt_cache_key: Refused = None
     prompt_cache_retention: Refused = None
     safety_identifier: Refused = None
-    service_tier: Refused = None
     store: Refused = None
     response_format: Refused = None
 
@@ -117,7 +119,6 @@ class CompletionBody(Sampling, kw_only=True):
 # The values of refused fields that ask for nothing but what happens anyway.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "store": (False,),
-    "service_tier": ("auto", "default"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "tools": ([],),

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from octavo.core.request import Event, FinishReason, Request, TokenLogprob
-from octavo.errors import EngineError
+from octavo.core.request import EXPIRED, Event, FinishReason, Request, TokenLogprob
+from octavo.errors import EngineError, Unattainable
 from octavo.text import OutputText, Tokenizer
 
 encode = msgspec.json.encode
@@ -212,6 +212,8 @@ class Choice:
 
     def take(self, event: Event) -> str:
         """The event's text; logprobs gather in `logged`."""
+        if event.error == EXPIRED:
+            raise Unattainable(EXPIRED, 1.0)
         if event.error is not None or event.finish in (FinishReason.ERROR, FinishReason.ABORT):
             raise EngineError(event.error or "the request was aborted")
         self.num_cached = max(self.num_cached, event.num_cached)

@@ -20,6 +20,7 @@ import uvicorn
 import octavo
 from octavo.assembly import Assembly
 from octavo.config import ServerConfig
+from octavo.core.admission import Admission, Limits
 from octavo.errors import InvalidRequest, Overloaded
 from octavo.server.app import App, Served
 from octavo.server.auth import Keys
@@ -107,6 +108,7 @@ async def serve(
     finally:
         await server.shutdown(sockets=[bound])
         await app.stop()
+        app.write_step_log()
         gc.unfreeze()  # or the kernels' binding takes what is frozen for leaked, and says so
 
 
@@ -140,6 +142,9 @@ def application(made: Assembly, config: ServerConfig, keys: Keys) -> App:
         version=octavo.__version__,
         created=int(time.time()),
         priority=made.config.policy == "priority",
+        timed=made.engine.scheduler.policy.timed,
     )
     driver = Driver(made.engine, timings=made.engine.scheduler.stats.take_timings)
-    return App(served, driver, config, Metrics(made.engine.snapshot), keys)
+    limits = Limits(config.max_queued_tokens, config.max_tenant_tokens, keys.weights)
+    admission = Admission(made.engine.scheduler, limits)
+    return App(served, driver, config, Metrics(made.engine.snapshot), keys, admission)

@@ -402,9 +402,9 @@ def _spec(flags: dict[str, Any], policy: str, budget: int) -> Any:
 
 def policies() -> dict[str, Callable[[], Any]]:
     """What may stand behind --policy."""
-    from octavo.core import policy
+    from octavo.core.policies import POLICIES
 
-    return {"fcfs": policy.fcfs, "priority": policy.priority, "static": policy.static}
+    return POLICIES
 
 
 def policy_name(name: str) -> str:

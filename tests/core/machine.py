@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from array import array
 from dataclasses import replace
+from heapq import heappop, heappush
+from math import inf
 
+from octavo.core.admission import Admission
 from octavo.core.batch import Batch
 from octavo.core.drafter import Drafter
 from octavo.core.engine import Engine
@@ -13,6 +16,9 @@ from octavo.core.executor import Capacity
 from octavo.core.policy import Policy
 from octavo.core.request import Event, Request, SamplingParams
 from octavo.core.scheduler import Scheduler
+from octavo.core.stats import Timing
+from octavo.core.steptime import Coefficients, StepFeatures, StepModel
+from octavo.errors import Unattainable
 from tests.core.audit import VOCAB, AuditExecutor
 
 ROOMY = Capacity(
@@ -34,6 +40,7 @@ def ask(
         rng = random.Random(name)
         prompt = [rng.randrange(VOCAB) for _ in range(prompt)]
     own = ("arrival", "seed", "stop_ids", "priority", "namespace", "watcher", "prediction")
+    own += ("slo", "tier", "tenant")
     rest = {k: v for k, v in fields.items() if k not in own}
     params = SamplingParams(max_tokens=max_tokens, **rest)
     kept = {"arrival": 0.0, "seed": 7, **{k: v for k, v in fields.items() if k in own}}
@@ -50,6 +57,7 @@ class Machine:
         prefix_caching: bool = True,
         max_waiting: int = 1024,
         drafter: Drafter | None = None,
+        model: StepModel | None = None,
         **capacity: int,
     ) -> None:
         self.capacity = replace(ROOMY, **capacity)
@@ -59,6 +67,7 @@ class Machine:
             prefix_caching=prefix_caching,
             max_waiting=max_waiting,
             drafter=drafter,
+            model=model,
         )
         self.faults: dict[str, int] = {}
         self.executor = AuditExecutor(
@@ -104,3 +113,68 @@ class Machine:
     def rows(self) -> list[list[tuple[int, int]]]:
         """For each batch the (seq_id, tokens) of its rows, sorted."""
         return [sorted((r.seq_id, len(r.tokens)) for r in b.rows) for b in self.batches]
+
+
+class Clocked(Machine):
+    """A machine whose steps take what `truth` says, on a clock of its own; it learns nothing new.
+
+    `at` says when requests come; `serve` turns until all is done. Times are in `stats.timings`.
+    """
+
+    def __init__(self, policy: Policy, truth: Coefficients, **capacity: int) -> None:
+        super().__init__(policy, model=StepModel(truth), **capacity)
+        self.truth = truth
+        self.admission: Admission | None = None
+        self.refused: dict[str, Unattainable] = {}
+        self.steps: list[float] = []
+        self._due: list[tuple[float, int, Request]] = []
+
+    def at(self, *requests: Request) -> None:
+        for request in requests:
+            heappush(self._due, (request.arrival, len(self._due), request))
+
+    def serve(self, until: float = inf) -> dict[str, Timing]:
+        while (self._due or self.engine.has_work) and self.now < until:
+            if not self.engine.has_work:
+                self.now = max(self.now, self._due[0][0])
+            while self._due and self._due[0][0] <= self.now:
+                self.come(heappop(self._due)[2])
+            self.tick()
+        return {t.request_id: t for t in self.scheduler.stats.timings}
+
+    def come(self, request: Request) -> None:
+        """A request at the door."""
+        if self.admission is not None:
+            try:
+                request = self.admission.judge(request, self.now)
+            except Unattainable as error:
+                self.refused[request.id] = error
+                return
+        self.engine.add(request)
+
+    def tick(self) -> None:
+        batch = self.scheduler.schedule(self.now)
+        if len(self.steps) % 16 == 0:  # it looks at every block
+            self.scheduler.check()
+        if batch is None:
+            news = self.scheduler.take_events()
+            assert news, "work, and nothing moves"
+            self.events += news
+            return
+        seconds = self.truth.seconds(StepFeatures.of(batch))
+        self.executor.submit(batch)
+        result = replace(self.executor.collect(), started=self.now, finished=self.now + seconds)
+        self.steps.append(seconds)
+        self.now += seconds
+        self.events += self.scheduler.commit(batch, result, self.now)
+
+
+def tpot(timing: Timing) -> float:
+    """As the field measures it."""
+    assert timing.first_token is not None
+    return (timing.finished - timing.first_token) / max(1, timing.num_output - 1)
+
+
+def ttft(timing: Timing) -> float:
+    assert timing.first_token is not None
+    return timing.first_token - timing.queued

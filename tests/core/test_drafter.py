@@ -155,7 +155,7 @@ class Stream:
         """Seconds until each sequence has so many tokens of output, from the first on."""
         self.step()
         started = self.seconds
-        while any(s.num_output < count for s in self.scheduler._running):
+        while any(s.num_output < count for s in self.scheduler.running):
             self.step()
         return self.seconds - started
 
@@ -234,7 +234,7 @@ def test_accounts_stay_within_their_bounds() -> None:
     for _ in range(200):
         stream.step()
         plain, common = drafter.times.plain, drafter._common
-        for seq in stream.scheduler._running:
+        for seq in stream.scheduler.running:
             account = (seq.notes.saved + common) / plain
             assert -START - 1e-9 <= account <= CAP + 16
     assert 0 < SHARE < 0.03

@@ -157,7 +157,7 @@ def a_block_is_lost_at_release(patch: Patch) -> None:
 
 
 def preempted_in_flight(patch: Patch) -> None:
-    def victim(self, seq):
+    def victim(self, seq, now):
         last = self._running[-1]
         return None if last is seq else last
 
@@ -217,7 +217,7 @@ def length_without_a_bound(patch: Patch) -> None:
 
 
 def tokens_of_the_row_one_off(patch: Patch) -> None:
-    def after(batch, scheduler, plan, now):
+    def after(batch, scheduler, plan):
         if batch is None:
             return None
         rows = [r._replace(tokens=r.tokens + array("i", [0])) for r in batch.rows]
@@ -227,7 +227,7 @@ def tokens_of_the_row_one_off(patch: Patch) -> None:
 
 
 def first_in_order_gives_way(patch: Patch) -> None:
-    def victim(self, seq):
+    def victim(self, seq, now):
         idle = [s for s in self._running if s is not seq and not s.in_flight]
         return idle[0] if idle else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.core.policy import Occupancy, fcfs, priority, static
+from octavo.core.policy import Occupancy, fcfs, priority, sjf, static
 from octavo.core.request import Sequence
 from tests.core.machine import Machine, ask
 
@@ -12,12 +12,12 @@ def seq(index: int, arrival: float, level: int = 0) -> Sequence:
 
 
 def test_fcfs_orders_by_arrival_then_by_index() -> None:
-    key = fcfs().key
+    key = fcfs().rank
     assert key(seq(5, 1.0, 9)) < key(seq(1, 2.0)) < key(seq(2, 2.0))
 
 
 def test_priority_puts_the_urgent_first_until_the_other_has_waited_long_enough() -> None:
-    key = priority(ageing=10.0).key
+    key = priority(ageing=10.0).rank
     assert key(seq(1, 9.0, 0)) < key(seq(0, 0.0, 1))
     assert key(seq(0, 0.0, 1)) < key(seq(1, 11.0, 0))
     assert key(seq(0, 0.0, 0)) < key(seq(1, 0.0, 0))
@@ -80,3 +80,28 @@ def test_continuous_batching_needs_fewer_steps_than_static() -> None:
         machine.run()
         steps[policy.name] = machine.scheduler.stats.counters.steps
     assert steps["fcfs"] < 0.75 * steps["static"]
+
+
+def test_sjf_serves_the_shortest_prompt_first_by_what_is_not_cached() -> None:
+    machine = Machine(sjf(doubling=1000.0), max_rows=1)
+    machine.add(ask("warm", 60, 1))
+    machine.run()
+    machine.add(ask("busy", 4, 3))
+    machine.turn()
+    cached = [*ask("warm", 60, 1).prompt, 1, 2, 3]
+    machine.add(ask("long", 40, 1), ask("middle", 20, 1), ask("cached", cached, 1))
+    machine.run()
+    order = [e.request_id for e in machine.events if e.finish]
+    assert order == ["warm", "busy", "cached", "middle", "long"]
+
+
+def test_sjf_lets_a_long_prompt_go_before_shorter_ones_that_come_late_enough() -> None:
+    machine = Machine(sjf(doubling=2.0), max_rows=1)
+    machine.add(ask("long", 64, 1, arrival=0.0))
+    # A prompt of 4 tokens is worth 2 log2(64 / 4) = 8 seconds.
+    for i in range(40):
+        machine.add(ask(f"short{i}", 4, 1, arrival=float(i)))
+        machine.turn()
+        if ("long", 0) in machine.ends():
+            break
+    assert 8 <= i <= 10

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from tests.core.endurance import POLICIES, endure
 from tests.core.workload import run
 
 
@@ -18,7 +19,23 @@ def test_every_request_gives_its_own_tokens_and_ends_and_no_block_leaks(block: i
         except AssertionError as error:
             raise AssertionError(f"workload {seed}: {error}") from error
     # The workloads must reach what they are for.
-    for name in ("preemptions", "evictions", "held", "aborted", "failed", "cached_tokens"):
+    for name in (
+        "preemptions",
+        "evictions",
+        "held",
+        "aborted",
+        "failed",
+        "expired",
+        "cached_tokens",
+    ):
         assert totals[name] > 20, name
     assert totals["accepted_tokens"] > 1000
     assert totals["drafted_tokens"] > totals["accepted_tokens"] + 1000
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_long_run_under_everything_at_once_stays_clean(policy: str, depth: int) -> None:
+    totals = endure(policy, 700, depth=depth)
+    assert totals["ended"] > 100
+    assert totals["cached_tokens"] > 0

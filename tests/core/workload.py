@@ -15,17 +15,22 @@ from octavo.core.batch import Row, SampleSpec
 from octavo.core.drafter import Drafter, NoDrafter, Offer, PromptLookup
 from octavo.core.engine import Engine
 from octavo.core.executor import Capacity
-from octavo.core.policy import Policy, fcfs, priority, static
+from octavo.core.fair import fair
+from octavo.core.policy import Policy, fcfs, priority, sjf, static
 from octavo.core.request import (
+    EXPIRED,
     Event,
     FinishReason,
     Request,
     SamplingParams,
     Sequence,
+    Slo,
     State,
+    Tier,
     Watcher,
 )
 from octavo.core.scheduler import Scheduler
+from octavo.core.slo import slo
 from tests.core.audit import VOCAB, AuditExecutor, choose, prefix_hash
 from tests.core.oracle import Outcome, expected
 
@@ -142,6 +147,30 @@ def _params(rng: random.Random) -> SamplingParams:
     )
 
 
+def _slo(rng: random.Random) -> Slo:
+    """Deadlines in turns: out of reach, tight, easy or none."""
+    return Slo(
+        ttft=rng.choice((None, 0.5, 6.0, 40.0)),
+        tpot=rng.choice((None, 0.1, 1.5, 9.0)),
+        e2e=rng.choice((None, None, None, 12.0, 90.0)),
+    )
+
+
+def _policy(rng: random.Random) -> Policy:
+    return rng.choice(
+        (
+            fcfs(),
+            fcfs(),
+            priority(rng.choice((1.0, 20.0))),
+            static(),
+            sjf(rng.choice((0.5, 8.0))),
+            fair({"b": 3.0}),
+            slo(),
+            fair(within=slo()),
+        )
+    )
+
+
 def _requests(rng: random.Random, *, crowded: bool) -> list[tuple[int, Request]]:
     bases = [
         [rng.randrange(VOCAB) for _ in range(rng.choice((1, 8, rng.randrange(1, 48))))]
@@ -162,6 +191,9 @@ def _requests(rng: random.Random, *, crowded: bool) -> list[tuple[int, Request]]
             priority=rng.choice((0, 0, 1, -2)),
             namespace=rng.choice((b"", b"", b"tenant")),
             watcher=_watcher(rng),
+            tenant=rng.choice("aab"),
+            slo=_slo(rng),
+            tier=rng.choice(list(Tier)),
         )
         out.append((turn, request))
     return out
@@ -225,7 +257,7 @@ def draw(seed: int) -> Workload:
     ids = [request.id for _, request in arrivals]
     return Workload(
         capacity=_capacity(rng, arrivals, crowded),
-        policy=rng.choice((fcfs(), fcfs(), priority(rng.choice((1.0, 20.0))), static())),
+        policy=_policy(rng),
         prefix_caching=rng.random() < 0.9,
         arrivals=sorted(arrivals, key=lambda arrival: arrival[0]),
         aborts={i: rng.randrange(60) for i in ids if rng.random() < 0.12},
@@ -241,6 +273,7 @@ class Run:
     work: Workload
     rng: random.Random
     outcomes: dict[tuple[str, int], Outcome] = field(default_factory=dict)
+    expired: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         work = self.work
@@ -259,7 +292,11 @@ class Run:
         for event in events:
             out = self.outcomes[event.request_id, event.choice]
             assert out.finish is None, "news of a choice that had ended"
-            assert (event.error is not None) == (event.finish is FinishReason.ERROR)
+            if event.error == EXPIRED:
+                assert event.finish is FinishReason.ABORT
+                self.expired.add(event.request_id)
+            else:
+                assert (event.error is not None) == (event.finish is FinishReason.ERROR)
             out.tokens.extend(event.tokens)
             out.logprobs.extend(event.logprobs or ())
             if event.prompt_logprobs is not None:
@@ -277,7 +314,7 @@ class Run:
                     self.outcomes[request.id, choice] = Outcome()
                 engine.add(request)
         self.abort_due(now)
-        first = self.scheduler._running[:1]
+        first = self.scheduler.running[:1]
         submitted = engine.pump(now)
         assert all(s.state is not State.WAITING for s in first), "the first in order gave way"
         self.scheduler.check()
@@ -319,7 +356,8 @@ class Run:
                 want = expected(request, choice, self.scheduler.max_len, fault)
                 got = self.outcomes[request.id, choice]
                 if got.finish is FinishReason.ABORT:
-                    assert request.id in self.work.aborts
+                    gone = request.id in self.expired and not got.tokens
+                    assert gone or request.id in self.work.aborts
                     assert got.tokens == want.tokens[: len(got.tokens)], "aborted: other tokens"
                 else:
                     assert got == want, f"{request.id}/{choice}: {got} instead of {want}"

@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 
 from octavo.config import ServerConfig
+from octavo.core.admission import Admission, Limits
 from octavo.core.drafter import Drafter
 from octavo.core.engine import Engine
+from octavo.core.policy import Policy, fcfs
 from octavo.core.scheduler import Scheduler
 from octavo.door import Door
 from octavo.server.app import App, Served
@@ -35,20 +37,24 @@ class House:
         tokenizer: FakeTokenizer | None = None,
         template: Any = fake_template,
         drafter: Drafter | None = None,
+        policy: Policy = fcfs(),
         **config: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
         self.tokenizer = tokenizer or FakeTokenizer()
-        self.scheduler = Scheduler(self.executor.capacity, drafter=drafter)
+        self.scheduler = Scheduler(self.executor.capacity, policy, drafter=drafter)
         self.engine = Engine(self.executor, self.scheduler)
         self.driver = Driver(self.engine, timings=self.scheduler.stats.take_timings)
         speculates = drafter is not None
         door = Door(self.tokenizer, self.executor.capacity, VOCAB, "fake-weights", speculates)
-        served = Served("fake", self.tokenizer, template, door, "fp_fake", "0.0", 1)
+        served = Served(
+            "fake", self.tokenizer, template, door, "fp_fake", "0.0", 1, timed=policy.timed
+        )
         settings = ServerConfig(**config)
         keys = Keys.read(settings.api_key_file)
         metrics = Metrics(self.engine.snapshot)
-        self.app = App(served, self.driver, settings, metrics, keys)
+        self.admission = Admission(self.scheduler, Limits(weights=keys.weights))
+        self.app = App(served, self.driver, settings, metrics, keys, self.admission)
         self.shutdown: Callable[[], None] = lambda: None
         self.url = ""
 

@@ -1,0 +1,265 @@
+"""Who is let in: a request's deadlines are kept, or refused at the door.
+
+Two gates. `enter` is before anything was parsed: it counts the request at once, by its bytes, and
+refuses only by caps, or where even a fully cached prompt would be too late. `judge` is after
+tokenising: it predicts the times to the first token and between tokens, and admits, degrades if the
+client allows it, or refuses with the prediction and when to come back.
+
+The prediction is a closed form over what the scheduler keeps anyway: the rest of the running step,
+then the prefill that goes first (by the policy's order), in steps as long as the streams' slack,
+then the wait for a row and for blocks, if those are short. It is decided with the step model's
+`gamma` on top, so that promises are kept when steps run late.
+
+`enter` and `judge` only read the scheduler's numbers and write their own, so a door in another
+thread may call them while a step is being planned. No clock: they are told `now`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil, inf, isinf
+
+from octavo.core.request import NO_SLO, Forecast, Request, Slo, Tier
+from octavo.core.scheduler import Scheduler
+from octavo.core.slo import MOST, STRICT
+from octavo.core.steptime import StepFeatures, StepModel
+from octavo.errors import Overloaded, TenantLimit, Unattainable
+
+FIRST_RATE = 0.25  # tokens a byte of a body, before any was seen
+FOLLOW = 0.05
+LEAST_SHARE = 0.05  # of the steps' time that prefill has in any case
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Caps on what is in the house; None is no cap. queued_tokens: of prompts that have no first
+    token yet. tenant_tokens: of one tenant, from the door to the end. weights: shares of tenants
+    (1 if not named), for telling who is over its own."""
+
+    queued_tokens: int | None = None
+    tenant_tokens: int | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Ticket:
+    """One request in the house, counted from its first byte."""
+
+    tenant: str
+    num_bytes: int
+    tokens: float
+    queued: bool = True
+
+
+class Admission:
+    """The gates of one scheduler."""
+
+    def __init__(self, scheduler: Scheduler, limits: Limits | None = None) -> None:
+        self.limits = limits if limits is not None else Limits()
+        self.tokens_per_byte = FIRST_RATE
+        self.queued_tokens = 0.0
+        self.by_tenant: dict[str, float] = {}
+        self._scheduler = scheduler
+
+    @property
+    def model(self) -> StepModel:
+        """What predicts the steps."""
+        return self._scheduler.model
+
+    # ---- the first gate -------------------------------------------------------------------------
+
+    def enter(self, tenant: str, num_bytes: int, slo: Slo, now: float) -> Ticket:
+        """Count a request of so many bytes. Raises Overloaded, TenantLimit or Unattainable, and
+        then counts nothing."""
+        tokens = num_bytes * self.tokens_per_byte
+        limits, own = self.limits, self.by_tenant.get(tenant, 0.0)
+        most = limits.queued_tokens
+        # Alone a request may pass the cap, or it could never be served.
+        if most is not None and self.queued_tokens and self.queued_tokens + tokens > most:
+            text = f"about {self.queued_tokens:.0f} prompt tokens wait already (the cap is {most})"
+            raise self._capped(Overloaded(text, self._scheduler.retry_after()))
+        most = limits.tenant_tokens
+        if most is not None and own and own + tokens > most:
+            text = f"about {own:.0f} tokens of yours are being served (the cap is {most})"
+            raise self._capped(TenantLimit(text, self._scheduler.retry_after()))
+        if slo.ttft is not None and not slo.degrade and self._scheduler.policy.timed:
+            soonest = self._ttft(1, 0, now + slo.ttft, tenant, now)
+            if self._scheduler.model.gamma * soonest > slo.ttft:
+                raise self._refusal(slo, tenant, Forecast(soonest, 0.0), "even a cached prompt")
+        self.by_tenant[tenant] = own + tokens
+        self.queued_tokens += tokens
+        return Ticket(tenant, num_bytes, tokens)
+
+    def first_token(self, ticket: Ticket) -> None:
+        """Its prompt waits no more."""
+        if ticket.queued:
+            ticket.queued = False
+            self.queued_tokens = max(0.0, self.queued_tokens - ticket.tokens)
+
+    def leave(self, ticket: Ticket) -> None:
+        """It is over, however it ended. Once for each ticket."""
+        self.first_token(ticket)
+        left = self.by_tenant.get(ticket.tenant, 0.0) - ticket.tokens
+        if left > 1e-6:
+            self.by_tenant[ticket.tenant] = left
+        else:
+            self.by_tenant.pop(ticket.tenant, None)
+
+    def learn(self, ticket: Ticket, num_tokens: int) -> None:
+        """The bytes of a ticket were so many tokens: correct it, and the rate."""
+        change = num_tokens - ticket.tokens
+        ticket.tokens = float(num_tokens)
+        self.queued_tokens += change
+        own = self.by_tenant.get(ticket.tenant, 0.0)
+        self.by_tenant[ticket.tenant] = own + change
+        rate = num_tokens / max(1, ticket.num_bytes)
+        self.tokens_per_byte += FOLLOW * (rate - self.tokens_per_byte)
+
+    # ---- the second gate ------------------------------------------------------------------------
+
+    def judge(self, request: Request, now: float) -> Request:
+        """The request as it is admitted: with a forecast, perhaps degraded (then it has no SLO and
+        the flex tier). Raises Unattainable. Hand it to the scheduler next: it is counted already.
+        """
+        scheduler, slo = self._scheduler, request.slo
+        if not scheduler.policy.timed:
+            return request
+        cached = scheduler.blocks.num_cached_tokens(request.namespace, request.prompt)
+        count = len(request.prompt) - cached
+        work = scheduler.house.prefill_seconds(cached, count)
+        due = inf if slo.ttft is None else request.arrival + slo.ttft
+        waited = max(0.0, now - request.arrival)
+        ttft = waited + self._ttft(count, cached, due, request.tenant, now)
+        forecast = Forecast(ttft, self._tpot(len(request.prompt)))
+        admitted = replace(request, predicted=forecast)
+        if slo:
+            why = self._broken(request, forecast, work, now)
+            if why is not None and slo.degrade:
+                scheduler.stats.counters.degraded += 1
+                return replace(admitted, slo=NO_SLO, tier=Tier.FLEX)
+            if why is not None:
+                raise self._refusal(slo, request.tenant, forecast, why)
+            scheduler.expected[request.id] = (due, work)
+        return admitted
+
+    def forget(self, request: Request) -> None:
+        """An admitted request will not be added after all."""
+        self._scheduler.expected.pop(request.id, None)
+
+    def _broken(self, request: Request, forecast: Forecast, work: float, now: float) -> str | None:
+        """Which promise cannot be kept, if any."""
+        scheduler, slo = self._scheduler, request.slo
+        gamma = scheduler.model.gamma
+        ttft, tpot = gamma * forecast.ttft, gamma * forecast.tpot
+        if slo.ttft is not None and ttft > slo.ttft:
+            return f"the first token would take {ttft * 1e3:.0f} ms"
+        if slo.tpot is not None:
+            alone = gamma * scheduler.model.predict(StepFeatures(1, len(request.prompt), 0, 1, 1))
+            if alone > STRICT * slo.tpot:
+                return f"a token takes {alone * 1e3:.1f} ms on this machine even for one stream"
+            if tpot > STRICT * slo.tpot:
+                return f"a token would take {tpot * 1e3:.1f} ms"
+        most = request.params.max_tokens or scheduler.max_len
+        output = scheduler.reserve.output(request.tenant, most)
+        if slo.e2e is not None and ttft + tpot * max(0.0, output - 1.0) > slo.e2e:
+            seconds = ttft + tpot * max(0.0, output - 1.0)
+            return f"about {output:.0f} tokens of output would take {seconds:.1f} s"
+        # What was promised to others is kept too, as far as it is being kept at all.
+        if scheduler.tightest < tpot:
+            promised = scheduler.tightest * 1e3
+            return f"streams that were promised {promised:.1f} ms a token would break"
+        if self._squeezed(request, work, now):
+            return "others that wait, and were promised theirs, would come too late"
+        return None
+
+    def _ttft(self, count: int, cached: int, due: float, tenant: str, now: float) -> float:
+        """Seconds until `count` more tokens are computed, if they are due then."""
+        scheduler = self._scheduler
+        own = scheduler.house.prefill_seconds(cached, count)
+        work = own + scheduler.seconds_ahead(due, tenant, own)
+        chunk, base = self._step()
+        seconds = scheduler.seconds_busy(now) + work + ceil(work / chunk) * base
+        return seconds + self._wait_for_room(count, base)
+
+    def _step(self) -> tuple[float, float]:
+        """Of a step under load: seconds of prefill in it, and seconds that it takes besides."""
+        scheduler = self._scheduler
+        model, running = scheduler.model, scheduler.num_running
+        step = min(scheduler.tightest, MOST) / model.gamma
+        base = model.coefficients.fixed
+        if running:  # and half of what waits, as it comes to decode one after another
+            base = scheduler.decode_seconds(scheduler.num_waiting // 2)
+        base += model.gap
+        whole = scheduler.house.prefill_seconds(0, scheduler.capacity.max_tokens)
+        return min(max(step - base, LEAST_SHARE * step), whole), base
+
+    def _squeezed(self, request: Request, work: float, now: float) -> bool:
+        """Whether one that waits, and is due later, would lose its promise to the newcomer: the
+        processor demand of earliest-deadline-first, summed up to each deadline."""
+        slo = request.slo
+        due = inf if slo.ttft is None else request.arrival + slo.ttft
+        chunk, base = self._step()
+        rate = chunk / (chunk + base)
+        before = self._scheduler.seconds_busy(now)
+        for when, seconds in self._scheduler.backlog():
+            before += seconds / rate
+            if when > due and before <= when - now < before + work / rate:
+                return True
+        return False
+
+    def _wait_for_room(self, count: int, step: float) -> float:
+        """Seconds until there are a row and blocks for it, if there are none now: the running
+        sequences end one after another."""
+        scheduler = self._scheduler
+        running = scheduler.num_running
+        if not running:
+            return 0.0
+        blocks = scheduler.blocks
+        rows = running + scheduler.num_waiting + 1 - scheduler.capacity.max_rows
+        lack = blocks.blocks_for(count + 1) - blocks.num_available
+        each = max(1.0, blocks.num_held / running)
+        ends = max(0.0, rows, lack / each)
+        if not ends:
+            return 0.0
+        output = scheduler.reserve.output("", scheduler.max_len)
+        return ends * max(1.0, output) * step / running
+
+    def _tpot(self, context: int) -> float:
+        """Seconds a token, once all that waits and this one decode too."""
+        scheduler = self._scheduler
+        return scheduler.model.gap + scheduler.decode_seconds(scheduler.num_waiting + 1)
+
+    # ---- refusals -------------------------------------------------------------------------------
+
+    def _refusal(self, slo: Slo, tenant: str, forecast: Forecast, why: str) -> Unattainable:
+        late = 0.0 if slo.ttft is None else forecast.ttft - slo.ttft
+        wait = max(1.0, float(ceil(late)), self._scheduler.retry_after())
+        asked = ", ".join(
+            f"{name} {value * 1e3:g} ms"
+            for name in ("ttft", "tpot", "e2e")
+            if (value := getattr(slo, name)) is not None
+        )
+        self._scheduler.stats.counters.unattainable += 1
+        return Unattainable(
+            f"the deadlines asked for ({asked}) cannot be met now: {why}",
+            wait,
+            ttft=forecast.ttft,
+            tpot=forecast.tpot or None,
+            queue_seconds=self._scheduler.seconds_ahead(inf, tenant),
+            own=self._over_share(tenant),
+        )
+
+    def _over_share(self, tenant: str) -> bool:
+        """Whether this tenant has more in the house than its part of it."""
+        weights, others = self.limits.weights, list(self.by_tenant.items())
+        own = self.by_tenant.get(tenant, 0.0)
+        total = sum(tokens for _, tokens in others)
+        parts = sum(weights.get(name, 1.0) for name, _ in others)
+        if len(others) < 2 or isinf(total):
+            return False
+        return own > total * weights.get(tenant, 1.0) / parts
+
+    def _capped(self, error: Overloaded) -> Overloaded:
+        self._scheduler.stats.counters.capped += 1
+        return error

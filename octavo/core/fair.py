@@ -1,0 +1,248 @@
+"""Fairness between tenants: virtual token counters (VTC, Sheng et al., OSDI 2024).
+
+Each tenant has a counter of the service it got: prompt tokens computed for it (what the prefix
+cache had costs nothing), and output tokens, which count double, over its weight. Next is always the
+tenant with the least. A tenant that had nothing waiting is lifted to the least of those that do, so
+that nobody saves up. Two tenants that both always have work waiting never differ by more than
+2 max(the longest prompt, 2 tokens for each token that a batch can hold).
+
+Which of a tenant's requests goes is up to another order, so `fair` goes with `slo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from math import inf
+
+from octavo.core.policy import ALL, House, Offers, Order, Policy, fcfs
+from octavo.core.request import Sequence, State
+
+PROMPT, OUTPUT = 1.0, 2.0  # what a token counts
+SPARE = 8  # one row in so many is kept for other tenants, while there are any
+MEMORY = 60.0  # seconds after which a tenant that asked for nothing is not waited for
+MAX_COUNTERS = 4096
+
+
+class Fair:
+    """An order for each tenant that has something waiting, and the turn of the tenants.
+
+    A heap keeps the turn; counters only grow, so an entry that surfaces is brought up to date then.
+    """
+
+    def __init__(
+        self, inner: Callable[[House], Order], house: House, weights: Mapping[str, float]
+    ) -> None:
+        self.counters: dict[str, float] = {}
+        self._inner = inner
+        self._house = house
+        self._weights = weights
+        self._orders: dict[str, Order] = {}
+        self._turn: list[tuple[float, str]] = []
+        self._left = 0.0  # the counter of the tenant that was last to have something waiting
+        self._seated: dict[str, set[int]] = {}
+        self._latest: tuple[tuple[str, float], tuple[str, float]] | None = None
+
+    # ---- who waits ----
+
+    def push(self, seq: Sequence, now: float) -> None:
+        tenant = seq.request.tenant
+        self._unseat(seq)
+        self._met(tenant, now)
+        order = self._orders.get(tenant)
+        if order is None:
+            least = min([self.counters[t] for t in self._orders], default=self._left)
+            counter = max(self.counters.get(tenant, 0.0), least)
+            self._forget(least)
+            self.counters[tenant] = counter
+            order = self._orders[tenant] = self._inner(self._house)
+            heappush(self._turn, (counter, tenant))
+        order.push(seq, now)
+
+    def _met(self, tenant: str, now: float) -> None:
+        latest = self._latest
+        if latest is None:
+            self._latest = ((tenant, now), ("", -MEMORY - 1.0))
+        elif latest[0][0] == tenant:
+            self._latest = ((tenant, now), latest[1])
+        else:
+            self._latest = ((tenant, now), latest[0])
+
+    def _forget(self, least: float) -> None:
+        """Counters that a lift would overrule need not be kept."""
+        if len(self.counters) >= MAX_COUNTERS:
+            kept = {t: c for t, c in self.counters.items() if c > least or t in self._orders}
+            self.counters = kept
+
+    def _first(self) -> str | None:
+        """The tenant with the least counter among those with something waiting."""
+        turn, counters = self._turn, self.counters
+        while turn:
+            counter, tenant = turn[0]
+            if tenant not in self._orders:
+                heappop(turn)
+            elif counter < counters[tenant]:
+                heappop(turn)
+                heappush(turn, (counters[tenant], tenant))
+            else:
+                return tenant
+        return None
+
+    # ---- the step ----
+
+    def candidates(self, started: list[Sequence], now: float) -> Offers:
+        mine: dict[str, list[Sequence]] = {}
+        for seq in started:
+            mine.setdefault(seq.request.tenant, []).append(seq)
+        offers: dict[str, Offers] = {}
+        going = set(mine)  # tenants with started sequences that were not offered yet
+        open_ = True
+        aside: list[tuple[float, str]] = []
+        try:
+            while (tenant := self._next_turn(going, open_)) is not None:
+                if tenant not in offers:
+                    offers[tenant] = self._offers(tenant, mine.get(tenant, []), now)
+                offer = next(offers[tenant], None)
+                if offer is None:
+                    going.discard(tenant)
+                    self._exhausted(tenant, aside)
+                    continue
+                seq, most = offer
+                if seq.state is not State.WAITING:
+                    yield offer
+                elif open_ and self._may_sit(tenant, now):
+                    yield offer
+                    open_ = self._seat(seq, tenant) or most < ALL
+        finally:
+            for entry in aside:
+                heappush(self._turn, entry)
+
+    def _seat(self, seq: Sequence, tenant: str) -> bool:
+        """Note that it runs now, if so; False if it did not fit, so that others must not either."""
+        if seq.state is State.RUNNING:
+            self._seated.setdefault(tenant, set()).add(seq.id)
+        return seq.state is not State.WAITING
+
+    def _next_turn(self, going: set[str], open_: bool) -> str | None:
+        tenant = self._first() if open_ else None
+        if going:
+            other = min(going, key=self._counter)
+            if tenant is None or self._counter(other) <= self.counters[tenant]:
+                return other
+        return tenant
+
+    def _offers(self, tenant: str, started: list[Sequence], now: float) -> Offers:
+        order = self._orders.get(tenant)
+        if order is None:
+            return ((seq, ALL) for seq in started)
+        return order.candidates(started, now)
+
+    def _exhausted(self, tenant: str, aside: list[tuple[float, str]]) -> None:
+        """A tenant offers no more in this step: it has nothing waiting, or may not sit down."""
+        order = self._orders.get(tenant)
+        if order is None:
+            return
+        if next(iter(order), None) is None:
+            del self._orders[tenant]
+            self._left = self.counters[tenant]
+        elif self._turn and self._turn[0][1] == tenant:
+            aside.append(heappop(self._turn))
+
+    def _may_sit(self, tenant: str, now: float) -> bool:
+        """Whether there is a row for one more of this tenant: a few are kept for others."""
+        limit = self._house.capacity.max_rows * self._house.capacity.depth
+        latest = self._latest
+        assert latest is not None
+        seen = latest[1][1] if latest[0][0] == tenant else latest[0][1]
+        spare = max(1, limit // SPARE) if limit > 1 and now - seen <= MEMORY else 0
+        return len(self._seated.get(tenant, ())) < limit - spare
+
+    # ---- what it cost ----
+
+    def _counter(self, tenant: str) -> float:
+        return self.counters.get(tenant, 0.0)
+
+    def _charge(self, tenant: str, cost: float) -> None:
+        weight = self._weights.get(tenant, 1.0)
+        self.counters[tenant] = self.counters.get(tenant, 0.0) + cost / weight
+
+    def served(self, seq: Sequence, start: int, tokens: int) -> None:
+        tenant, end = seq.request.tenant, start + tokens
+        order = self._orders.get(tenant)
+        if order is not None:
+            order.served(seq, start, tokens)
+        # What a preemption makes necessary again is not the tenant's fault.
+        begin = max(start, seq.charged)
+        if end > begin:
+            prompt = max(0, min(end, seq.num_prompt) - begin)
+            self._charge(tenant, PROMPT * prompt + OUTPUT * (end - begin - prompt))
+            seq.charged = end
+
+    def decoded(self, seqs: Iterable[Sequence]) -> None:
+        counters, weights = self.counters, self._weights
+        for seq in seqs:
+            tenant = seq.request.tenant
+            counters[tenant] = counters.get(tenant, 0.0) + OUTPUT / weights.get(tenant, 1.0)
+            seq.charged = seq.num_scheduled + 1
+
+    def ended(self, seq: Sequence) -> None:
+        self._unseat(seq)
+        order = self._orders.get(seq.request.tenant)
+        if order is not None:
+            order.ended(seq)
+
+    def _unseat(self, seq: Sequence) -> None:
+        seated = self._seated.get(seq.request.tenant)
+        if seated is not None:
+            seated.discard(seq.id)
+            if not seated:
+                del self._seated[seq.request.tenant]
+
+    # ---- the queue ----
+
+    def ahead(self, due: float, tenant: str, work: float) -> float:
+        """What the tenant has waiting itself, and as much for each other one that has something
+        waiting, by their weights: turns are shared for as long as that takes. A tenant that got
+        less so far catches up first."""
+        orders, weights = dict(self._orders), self._weights
+        own = orders.pop(tenant, None)
+        mine = own.ahead(due, tenant, work) if own is not None else 0.0
+        counter, token = self._counter(tenant), self._house.model.coefficients.token
+        seconds = mine
+        for other in orders:
+            weight = weights.get(other, 1.0)
+            lag = max(0.0, counter - self._counter(other)) * weight * token
+            most = orders[other].ahead(inf, other, 0.0)
+            share = (mine + work) * weight / weights.get(tenant, 1.0)
+            seconds += share + min(lag, most)
+        return seconds
+
+    def backlog(self) -> list[tuple[float, float]]:
+        return []
+
+    def tidy(self, num_waiting: int) -> None:
+        for order in self._orders.values():
+            order.tidy(num_waiting)
+        if len(self._turn) > 2 * len(self._orders) + 64:
+            self._turn = [(self.counters[t], t) for t in self._orders]
+            heapify(self._turn)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for order in self._orders.values():
+            yield from order
+
+
+def fair(weights: Mapping[str, float] | None = None, within: Policy | None = None) -> Policy:
+    """The tenant that got least, by its weight, goes first; among its requests those of the policy
+    `within` (fcfs), whose pace and victims hold for all."""
+    inner = fcfs() if within is None else within
+    given = dict(weights or {})
+    if any(not weight > 0 for weight in given.values()):
+        raise ValueError("the weights of tenants must be positive")
+
+    def order(house: House) -> Order:
+        return Fair(inner.order, house, given)
+
+    name = "fair" if within is None else f"fair-{inner.name}"
+    return replace(inner, name=name, order=order)

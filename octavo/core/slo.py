@@ -1,0 +1,305 @@
+"""Deadlines: which token is due when, how long a step may take, and who goes first.
+
+A request's first token is due at arrival + ttft; token j after it at f + 0.97 tpot j, anchored at
+the real first token f, because tpot is measured from there. Where only e2e is given the rest of it
+is shared out over the expected output.
+
+- A step may take 0.9 of the slack of the tightest stream (`SlackPace`); prefill gets a small share
+  of the steps' time whatever the streams want, so nothing waits for ever.
+- Prefills go by least laxity: the latest time at which each must start (`Earliest`). One that
+  cannot make it any more is relegated, not dropped: it is served from what the others leave and
+  from a guaranteed share, shortest first with ageing, and promoted again should it become feasible.
+
+Niyama/QoServe (arXiv 2503.22562) has the slack budget and the relegation; FairBatching and
+SlidingServe the predicted step times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from math import inf, log2
+
+from octavo.core.policy import ALL, ByKey, House, Key, Loss, Offers, Order, Pace, Policy
+from octavo.core.request import Request, Sequence, State
+from octavo.core.steptime import StepFeatures
+
+OWED = 1024.0  # most tokens that the relegated can be owed
+GRAIN = 16  # tokens: chunks are multiples, but for the end of a prompt
+BUCKET = 0.010  # seconds: deadlines closer than that are equal, and the longer cached prefix goes
+STRICT = 0.97  # of tpot: the rest is for the last token's way out
+SPEND = 0.9  # of the tightest stream's slack
+MOST = 0.350  # seconds that a step may take when nobody is in a hurry
+SAVEABLE = 32  # tokens in which a late stream must be able to catch up
+SHARE = 0.05  # of time to prefill, of prefill to those whose promise is lost
+DOUBLING = 2.0  # seconds of waiting that twice the work is worth, among those
+TIER = 30.0  # seconds of waiting that a tier is worth, among those
+CATCH_UP = 0.5  # of its pace: what a stream that was preempted may lose and make good
+LEDGER = 0.050  # seconds: how finely the work that waits is summed
+
+
+def first_due(request: Request, output_seconds: float) -> float:
+    """When the first token is due; output_seconds: what the output will take after it."""
+    slo = request.slo
+    due = inf if slo.ttft is None else request.arrival + slo.ttft
+    if slo.e2e is not None:
+        due = min(due, request.arrival + max(slo.e2e - output_seconds, 0.1 * slo.e2e))
+    return due
+
+
+def pace_from(request: Request, now: float, expected: float) -> float:
+    """Seconds between deadlines, once the first of about `expected` tokens is there at `now`."""
+    slo = request.slo
+    pace = inf if slo.tpot is None else STRICT * slo.tpot
+    if slo.e2e is not None:
+        left = request.arrival + slo.e2e - now
+        pace = min(pace, max(STRICT * left / max(expected - 1.0, 1.0), 1e-4))
+    return pace
+
+
+class Earliest:
+    """Those that can still make it, by when they are due; then those that cannot."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._hopeful = ByKey()
+        self._relegated = ByKey()
+        self._credit = 0.0  # tokens that the relegated are owed
+        self._turn = 0
+        self._ledger: dict[float, float] = {}  # seconds of work by when it is due; inf: if ever
+        self._entries: dict[int, tuple[float, float]] = {}
+
+    # ---- keys ----
+
+    def _work(self, seq: Sequence) -> tuple[float, float, int]:
+        """(when it is due, seconds of its work, tokens of its work)."""
+        house = self._house
+        count = house.left(seq)
+        seconds = house.prefill_seconds(len(seq.tokens) - count, count)
+        due = seq.due
+        if seq.first_token is not None:  # preempted: it may fall behind by what it can catch up
+            due += CATCH_UP * min(seq.pace, 1.0) * house.reserve.expected(seq)
+        return due, seconds, count
+
+    def _lost(self, due: float, seconds: float, now: float) -> bool:
+        """Whether it cannot be there in time, or nobody asked when it is."""
+        return due == inf or now + self._house.model.gamma * seconds > due
+
+    def _hopeless_key(self, seq: Sequence, count: int) -> Key:
+        request = seq.request
+        aged = request.arrival + DOUBLING * log2(max(1, count)) + TIER * request.tier
+        return aged, seq.arrival_index
+
+    def push(self, seq: Sequence, now: float) -> None:
+        due, seconds, count = self._work(seq)
+        seq.late = self._lost(due, seconds, now)
+        if seq.late:
+            self._enter(seq, inf, seconds)
+            self._relegated.push(self._hopeless_key(seq, count), seq)
+        else:
+            self._enter(seq, due, seconds)
+            cached = len(seq.tokens) - count
+            self._hopeful.push((int(due / BUCKET), -cached, seq.arrival_index), seq)
+
+    def _head(self, now: float) -> tuple[float, Sequence] | None:
+        """The hopeful one that is due first, and when; those that are lost by now move over."""
+        while (head := self._hopeful.head()) is not None:
+            _, seq = head
+            due, seconds, _ = self._work(seq)
+            if not self._lost(due, seconds, now):
+                return due, seq
+            self.push(seq, now)
+        return None
+
+    def _reconsider(self, now: float) -> None:
+        """Look at one of the relegated, in turn: it may have become feasible."""
+        size = len(self._relegated)
+        if size:
+            self._turn = (self._turn + 1) % size
+            seq = self._relegated[self._turn]
+            if seq is not None and not self._lost(*self._work(seq)[:2], now):
+                self.push(seq, now)
+
+    # ---- the step ----
+
+    def candidates(self, started: list[Sequence], now: float) -> Offers:
+        self._reconsider(now)
+        hopeful, late = self._sorted(started, now)
+        head = self._head(now)
+        open_ = True
+        if self._credit >= GRAIN and (hopeful or head):
+            favoured = late[0] if late else self._relegated_head()
+            if favoured is not None:
+                full = self._credit >= OWED
+                yield favoured, ALL if full else int(self._credit)
+                # The others' turn waits for one that does not fit only after it has waited long.
+                open_ = favoured.state is not State.WAITING or not full
+        for due, seq in [*hopeful, (inf, None)]:
+            while open_ and head is not None and head[0] < due:
+                yield head[1], ALL
+                open_ = head[1].state is not State.WAITING
+                head = self._head(now)
+            if seq is not None:
+                yield seq, ALL
+        for seq in late:
+            yield seq, ALL
+        while open_ and (last := self._relegated_head()) is not None:
+            yield last, ALL
+            open_ = last.state is not State.WAITING
+
+    def _sorted(
+        self, started: list[Sequence], now: float
+    ) -> tuple[list[tuple[float, Sequence]], list[Sequence]]:
+        """Of what was started: (due, sequence) in order of what can make it, and the others."""
+        hopeful, late = [], []
+        for seq in started:
+            due, seconds, count = self._work(seq)
+            seq.late = self._lost(due, seconds, now)
+            if seq.late:
+                late.append((self._hopeless_key(seq, count), seq))
+            else:
+                hopeful.append((due, seq.id, seq))
+        hopeful.sort()
+        late.sort(key=lambda entry: entry[0])
+        return [(due, seq) for due, _, seq in hopeful], [seq for _, seq in late]
+
+    def _relegated_head(self) -> Sequence | None:
+        head = self._relegated.head()
+        return None if head is None else head[1]
+
+    def served(self, seq: Sequence, start: int, tokens: int) -> None:
+        self._strike(seq)
+        if seq.late:
+            self._credit = max(0.0, self._credit - tokens)
+        else:
+            self._credit = min(self._credit + SHARE * tokens, OWED)
+
+    def decoded(self, seqs: Iterable[Sequence]) -> None:
+        pass
+
+    # ---- what waits, as seconds ----
+
+    def _enter(self, seq: Sequence, due: float, seconds: float) -> None:
+        self._strike(seq)
+        bucket = _bucket(due)
+        self._entries[seq.id] = (bucket, seconds)
+        self._ledger[bucket] = self._ledger.get(bucket, 0.0) + seconds
+
+    def _strike(self, seq: Sequence) -> None:
+        entry = self._entries.pop(seq.id, None)
+        if entry is not None:
+            bucket, seconds = entry
+            left = self._ledger[bucket] - seconds
+            if left > 1e-9:
+                self._ledger[bucket] = left
+            else:
+                del self._ledger[bucket]
+
+    def ahead(self, due: float, tenant: str, work: float) -> float:
+        last = _bucket(due)
+        return sum([s for bucket, s in list(self._ledger.items()) if bucket <= last])
+
+    def backlog(self) -> list[tuple[float, float]]:
+        return sorted([(b * LEDGER, s) for b, s in list(self._ledger.items()) if b != inf])
+
+    def tidy(self, num_waiting: int) -> None:
+        self._hopeful.tidy(num_waiting)
+        self._relegated.tidy(num_waiting)
+
+    def ended(self, seq: Sequence) -> None:
+        self._strike(seq)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self._hopeful
+        yield from self._relegated
+
+
+def _bucket(due: float) -> float:
+    return due if due == inf else due // LEDGER
+
+
+class SlackPace:
+    """A step may take most of the tightest stream's slack.
+
+    tightest: seconds a token of the stream that wants most, among those that can be had at all.
+    """
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self.tightest = inf
+        self._budget = MOST
+        self._decode = 0.0  # what the decodes take anyway
+        self._allowed = MOST  # without the credit
+        self._credit = 0.0  # seconds that prefill is owed
+        self._owed = inf  # the most that it can be
+        self._granted = False
+
+    def open(self, decodes: Collection[Sequence], step: StepFeatures, now: float) -> None:
+        self._granted = False
+        self.tightest = slack = inf
+        decode = 0.0
+        if decodes:
+            decode = self._seconds(step)
+            self.tightest = min([seq.pace for seq in decodes])
+            slack = min([seq.due for seq in decodes]) - now
+            if self.tightest < decode:
+                self.tightest = min([s.pace for s in decodes if s.pace >= decode], default=inf)
+            if slack < decode:
+                # Some are late. Those that cannot catch up any more are not waited for.
+                soon = now + SAVEABLE * decode
+                within = [s.due for s in decodes if s.due + SAVEABLE * s.pace > soon]
+                slack = min(within, default=inf) - now
+        self._decode = decode
+        self._allowed = max(min(SPEND * slack, MOST), decode)
+        self._budget = min(max(self._allowed, decode + self._credit), max(MOST, decode))
+
+    def _seconds(self, step: StepFeatures) -> float:
+        """Of a step, and of the pause before it, as far as nine in ten keep to it."""
+        model = self._house.model
+        return model.gamma * (model.predict(step) + model.gap)
+
+    def joins(self, running: int) -> bool:
+        """Whether the streams can bear one more beside so many that run."""
+        if self.tightest == inf:
+            return True
+        rows = float(running + 1)
+        return self._seconds(StepFeatures(rows, 0.0, 0.0, rows, rows)) <= self.tightest
+
+    def room(self, step: StepFeatures, start: int) -> int:
+        model = self._house.model
+        count = int(model.most_tokens(step, start, self._budget / model.gamma - model.gap))
+        # Once a step, if prefill is owed it or nothing else moves: the least there is.
+        if count < GRAIN and not self._granted and (not step.tokens or self._credit >= self._owed):
+            self._granted = True
+            return GRAIN
+        return count
+
+    def spare(self, step: StepFeatures) -> int:
+        model = self._house.model
+        return int(model.most_tokens(step, 0, self._allowed / model.gamma - model.gap))
+
+    def close(self, step: StepFeatures) -> None:
+        over = max(0.0, self._seconds(step) - self._allowed)
+        grain = self._house.model.gamma * self._house.prefill_seconds(0, 2 * GRAIN)
+        self._owed = grain + 0.5 * self._decode
+        self._credit = min(self._credit - over + SHARE * self._decode, self._owed)
+
+
+def least_missed(seq: Sequence, now: float, house: House) -> Loss:
+    """Who loses least: a lower tier, then one whose promise is lost, then most slack, then what is
+    soonest computed again."""
+    slack = seq.due - now
+    kept = 0.0 if slack < 0.0 or seq.due == inf else 1.0
+    again = house.prefill_seconds(0, len(seq.tokens))
+    return -float(seq.request.tier), kept, -round(min(slack, 1e6), 1), again, -seq.key[0]
+
+
+def slo() -> Policy:
+    """Deadlines first: least laxity, steps as long as the streams' slack."""
+
+    def order(house: House) -> Order:
+        return Earliest(house)
+
+    def pace(house: House) -> Pace:
+        return SlackPace(house)
+
+    return Policy("slo", order=order, pace=pace, loss=least_missed, timed=True)

@@ -1,0 +1,174 @@
+"""What a client asks of time, and what it gets: headers, body, tier and key become one `Slo`.
+
+`x-slo-ttft-ms`, `x-slo-tpot-ms`, `x-slo-e2e-ms` and `x-slo-fallback: best-effort` say it in
+headers, `slo: {"ttft_ms": ...}` in the body; what neither says comes from the tier's defaults. Both
+are wishes: a key may be held to a tier and to deadlines no tighter than its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.types import Scope
+
+from octavo.core.request import NO_SLO, Slo, Tier
+from octavo.errors import InvalidRequest, Unsupported
+from octavo.server.auth import Key
+from octavo.server.headers import header
+
+FIELDS = ("ttft", "tpot", "e2e")
+TIERS = {tier.name.lower(): tier for tier in Tier} | {"auto": Tier.DEFAULT}
+FALLBACK = "x-slo-fallback"
+
+
+class SloBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The `slo` extension of a request body; milliseconds."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    fallback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What a request is held to, and whether it had asked for more."""
+
+    slo: Slo = NO_SLO
+    tier: Tier = Tier.DEFAULT
+    clamped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """The house's defaults by tier. kept: whether the policy keeps deadlines at all."""
+
+    kept: bool = False
+    defaults: Mapping[Tier, Slo] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, kept: bool, given: tuple[str, ...]) -> Deadlines:
+        """From `--slo [TIER:]ttft=SECONDS,tpot=SECONDS,e2e=SECONDS`. Raises `InvalidRequest`."""
+        defaults: dict[Tier, Slo] = {}
+        for text in given:
+            tier, slo = parse_slo(text)
+            if tier in defaults:
+                raise InvalidRequest(f"--slo: {tier.name.lower()} is given twice", "slo")
+            defaults[tier] = slo
+        if given and not kept:
+            raise InvalidRequest("--slo needs --policy slo or fair-slo", "slo")
+        return cls(kept, defaults)
+
+    def asked(self, scope: Scope) -> Slo:
+        """What the headers ask for. Raises `InvalidRequest` naming the header."""
+        found: dict[str, Any] = {}
+        for name in FIELDS:
+            title = f"x-slo-{name}-ms"
+            text = header(scope, title.encode())
+            if text:
+                self._known(title)
+                found[name] = _milliseconds(text, title)
+        degrade = _fallback(header(scope, FALLBACK.encode()) or None, FALLBACK)
+        if degrade:
+            self._known(FALLBACK)
+        return Slo(**found, degrade=degrade)
+
+    def granted(
+        self, asked: Slo, body: SloBody | None, service_tier: str | None, key: Key | None
+    ) -> Granted:
+        """Headers, body and defaults together, held to what the key may ask."""
+        if body is not None:
+            self._known("slo")
+            asked = _merged(asked, body)
+        tier = TIERS.get(service_tier or "auto")
+        if tier is None:
+            words = ", ".join(TIERS)
+            raise Unsupported(f"service_tier must be one of {words}", "service_tier")
+        held = max(tier, key.tier) if key is not None else tier
+        slo = _with_defaults(asked, self.defaults.get(held, NO_SLO))
+        least = key.tightest if key is not None else NO_SLO
+        kept = _no_tighter(slo, least)
+        return Granted(kept, held, kept != slo or held != tier)
+
+    def _known(self, name: str) -> None:
+        if not self.kept:
+            raise Unsupported(f"{name} needs a server started with --policy slo or fair-slo", name)
+
+
+def parse_slo(text: str) -> tuple[Tier, Slo]:
+    """One `[TIER:]ttft=SECONDS,...`. Raises `InvalidRequest`."""
+    head, colon, rest = text.partition(":")
+    tier = TIERS.get(head.strip()) if colon else Tier.DEFAULT
+    if tier is None:
+        raise InvalidRequest(f"--slo: {head!r} is not a tier; there are {', '.join(TIERS)}", "slo")
+    values: dict[str, Any] = {}
+    for part in (rest if colon else text).split(","):
+        name, equals, value = part.strip().partition("=")
+        if name not in FIELDS or not equals:
+            raise InvalidRequest(
+                f"--slo: want [TIER:]ttft=SECONDS,tpot=SECONDS,e2e=SECONDS, got {text!r}", "slo"
+            )
+        try:
+            values[name] = float(value)
+        except ValueError:
+            raise InvalidRequest(f"--slo: {value!r} is not a number of seconds", "slo") from None
+    return tier, Slo(**values)
+
+
+def in_force(slo: Slo) -> str:
+    """The deadlines as a header says them."""
+    parts = [f"{n}-ms={getattr(slo, n) * 1e3:g}" for n in FIELDS if getattr(slo, n) is not None]
+    return ", ".join(parts)
+
+
+def _milliseconds(text: str, name: str) -> float:
+    try:
+        return _seconds(float(text), name)
+    except ValueError:
+        raise InvalidRequest(f"{name} must be a number of milliseconds", name) from None
+
+
+def _seconds(value: float, name: str) -> float:
+    try:
+        Slo(ttft=value / 1e3)
+    except InvalidRequest:
+        raise InvalidRequest(
+            f"{name} must be above 0 and at most 86400000 milliseconds", name
+        ) from None
+    return value / 1e3
+
+
+def _fallback(text: str | None, name: str) -> bool:
+    if text not in (None, "best-effort"):
+        raise Unsupported(f"{name} must be best-effort", name)
+    return text is not None
+
+
+def _merged(asked: Slo, body: SloBody) -> Slo:
+    """Headers and body; the same field in both must say the same."""
+    values: dict[str, Any] = {}
+    for name in FIELDS:
+        there, given = getattr(asked, name), getattr(body, f"{name}_ms")
+        here = None if given is None else _seconds(given, f"slo.{name}_ms")
+        if there is not None and here is not None and there != here:
+            raise InvalidRequest(f"slo.{name}_ms and x-slo-{name}-ms disagree", f"slo.{name}_ms")
+        values[name] = there if here is None else here
+    return Slo(**values, degrade=asked.degrade or _fallback(body.fallback, "slo.fallback"))
+
+
+def _with_defaults(asked: Slo, default: Slo) -> Slo:
+    missing = {n: getattr(default, n) for n in FIELDS if getattr(asked, n) is None}
+    return dataclasses.replace(asked, **missing)
+
+
+def _no_tighter(slo: Slo, least: Slo) -> Slo:
+    held = {
+        n: max(getattr(slo, n), getattr(least, n))
+        for n in FIELDS
+        if getattr(slo, n) is not None and getattr(least, n) is not None
+    }
+    return dataclasses.replace(slo, **held)

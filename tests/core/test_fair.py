@@ -1,0 +1,117 @@
+"""Fairness between tenants (VTC, Sheng et al., OSDI 2024)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from octavo.core.fair import OUTPUT, PROMPT, fair
+from octavo.core.policy import Policy, fcfs
+from octavo.core.request import Slo
+from octavo.core.slo import slo
+from octavo.core.steptime import Coefficients
+from tests.core.machine import Clocked, Machine, ask, ttft
+
+FAST = Coefficients(0.005, 0.0005, 1e-8, 1e-9, 1e-6, 1e-6)
+LARGE = {"num_blocks": 700, "max_context": 400, "max_tokens": 128, "max_outputs": 512}
+
+
+def service(machine: Machine) -> Counter[str]:
+    """Prompt tokens computed and output tokens of each tenant, at VTC's prices."""
+    got: Counter[str] = Counter()
+    live = list(machine.scheduler._live.values())
+    for seq in live:
+        prompt = min(seq.num_computed, seq.num_prompt)
+        got[seq.request.tenant] += PROMPT * prompt + OUTPUT * seq.num_output
+    for t in machine.scheduler.stats.timings:
+        got[t.tenant] += PROMPT * t.num_prompt + OUTPUT * t.num_output
+    return got
+
+
+@pytest.mark.parametrize("within", [None, slo()])
+def test_two_backlogged_tenants_get_the_same_within_the_bound(within: Policy | None) -> None:
+    rows, prompt, output = 8, 48, 20
+    machine = Machine(fair(within=within), prefix_caching=False, max_rows=rows, num_blocks=200)
+    for i in range(60):
+        # "many" sends three requests for each of "few", and longer ones.
+        machine.add(*(ask(f"m{i}{j}", prompt, output, tenant="many") for j in range(3)))
+        machine.add(ask(f"f{i}", 16, output, tenant="few"))
+    bound = 2 * max(PROMPT * prompt, OUTPUT * rows * output)  # of the outputs in a batch
+    for _ in range(260):
+        machine.turn()
+        got = service(machine)
+        waiting = {s.request.tenant for s in machine.scheduler.waiting}
+        if waiting == {"many", "few"}:
+            assert abs(got["many"] - got["few"]) <= bound
+    assert min(got.values()) > 4 * bound, "long enough to tell"
+
+
+def test_weights_share_out_the_service() -> None:
+    policy = fair({"gold": 3.0})
+    machine = Machine(policy, prefix_caching=False, max_rows=8, num_blocks=200)
+    for i in range(120):
+        machine.add(ask(f"g{i}", 12, 12, tenant="gold"), ask(f"p{i}", 12, 12, tenant="plain"))
+    machine.turn(150)
+    got = service(machine)
+    assert 2.2 < got["gold"] / got["plain"] < 3.8
+
+
+def test_a_tenant_that_was_idle_has_saved_nothing() -> None:
+    machine = Machine(fair(), prefix_caching=False, max_rows=4, num_blocks=200)
+    machine.add(*(ask(f"a{i}", 8, 10, tenant="a") for i in range(80)))
+    machine.turn(100)
+    machine.add(*(ask(f"b{i}", 8, 10, tenant="b") for i in range(40)))
+    before = service(machine)
+    machine.turn(60)
+    gained = {t: service(machine)[t] - before[t] for t in "ab"}
+    assert 0.6 < gained["b"] / gained["a"] < 1.7
+
+
+def test_what_a_preemption_repeats_is_not_charged_again() -> None:
+    machine = Machine(fair(), num_blocks=16, prefix_caching=False)
+    machine.scheduler.reserve.rho = 0.0
+    machine.add(*(ask(f"r{i}", 6, 30, tenant="a") for i in range(5)))
+    while machine.engine.has_work:
+        machine.scheduler.reserve.rho = 0.0
+        machine.turn()
+    assert machine.scheduler.stats.counters.preemptions
+    counters = machine.scheduler._order.counters
+    # The last token of each is never computed.
+    assert counters["a"] <= 5 * (PROMPT * 6 + OUTPUT * 29) + 5 * OUTPUT
+
+
+def flood(policy: Policy, tenants: tuple[str, ...]) -> list[float]:
+    """The victim's times to first token, alone or under another's flood of ten times as much."""
+    machine = Clocked(policy, FAST, **LARGE)
+    deadlines = Slo(ttft=1.0, tpot=0.1)
+    for i in range(12):
+        if "victim" in tenants:
+            machine.at(ask(f"v{i}", 100, 20, arrival=0.5 * i, tenant="victim", slo=deadlines))
+        if "flood" in tenants:
+            machine.at(
+                *(
+                    ask(f"f{i}-{j}", 100, 40, arrival=0.5 * i, tenant="flood", slo=deadlines)
+                    for j in range(10)
+                )
+            )
+    done = machine.serve()
+    return sorted(ttft(t) for t in done.values() if t.tenant == "victim")
+
+
+def test_a_flood_hardly_reaches_another_tenant() -> None:
+    alone = flood(fair(within=slo()), ("victim",))
+    flooded = flood(fair(within=slo()), ("victim", "flood"))
+    unfair = flood(fcfs(), ("victim", "flood"))
+    # It waits for the step that runs, and shares its own with the streams: 0.9 tpot each.
+    assert flooded[-1] <= alone[-1] + 2 * 0.09
+    assert unfair[-1] > 10 * alone[-1]
+
+
+def test_a_tenant_alone_has_all_rows() -> None:
+    machine = Machine(fair(), max_rows=8)
+    machine.add(*(ask(f"r{i}", 4, 20, tenant="a") for i in range(12)))
+    machine.turn(3)
+    assert machine.scheduler.num_running == 8
+    with pytest.raises(ValueError, match="weights"):
+        fair({"a": 0.0})

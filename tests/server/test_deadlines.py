@@ -1,0 +1,157 @@
+"""Deadlines over HTTP: what may be asked, how a refusal looks, and what is told of a promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo.core.slo import slo
+from octavo.core.steptime import Coefficients
+from octavo.errors import InvalidRequest
+from octavo.server.deadlines import parse_slo
+from tests.server.house import House, chat, completion, inside
+
+pytestmark = pytest.mark.anyio
+
+
+def timed(**config: object) -> House:
+    """A house that thinks a step takes at least a second."""
+    house = House(policy=slo(), **config)
+    return house
+
+
+def slow(house: House) -> House:
+    model = house.scheduler.model
+    for fit in (model._decode, model._mixed):
+        fit.solved = Coefficients(1.0, 0.01)
+    return house
+
+
+async def post(house: House, body: dict, **headers: str):
+    async with inside(house, **headers) as client:
+        return await client.post("/v1/chat/completions", json=body)
+
+
+async def test_a_deadline_that_can_be_kept_is_told_back_with_a_forecast() -> None:
+    headers = {"x-slo-ttft-ms": "30000", "x-slo-tpot-ms": "5000"}
+    answer = await post(timed(), chat(), **headers)
+    assert answer.status_code == 200
+    assert answer.headers["x-octavo-slo"] == "ttft-ms=30000, tpot-ms=5000"
+    assert float(answer.headers["x-octavo-predicted-ttft-ms"]) >= 0.0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_deadline_that_cannot_be_kept_is_refused_before_any_header(stream: bool) -> None:
+    house = slow(timed())
+    answer = await post(house, chat(stream=stream), **{"x-slo-ttft-ms": "200"})
+    assert answer.status_code == 503
+    error = answer.json()["error"]
+    assert error["code"] == "slo_unattainable"
+    assert error["type"] == "server_error"
+    assert error["predicted_ttft_ms"] > 900
+    assert int(answer.headers["retry-after"]) >= 1
+    assert int(answer.headers["retry-after-ms"]) >= 1000
+    assert house.admission.by_tenant == {}
+    assert not house.scheduler.expected
+
+
+async def test_best_effort_is_served_and_said() -> None:
+    headers = {"x-slo-ttft-ms": "200", "x-slo-fallback": "best-effort"}
+    answer = await post(slow(timed()), chat(), **headers)
+    assert answer.status_code == 200
+    assert answer.headers["x-octavo-slo"] == "degraded"
+
+
+async def test_the_body_and_the_tier_say_it_too() -> None:
+    house = timed(slo=("ttft=60", "priority:ttft=20,tpot=9"))
+    async with inside(house) as client:
+        for body, words in (
+            (chat(), "ttft-ms=60000"),
+            (chat(service_tier="priority"), "ttft-ms=20000, tpot-ms=9000"),
+            (chat(slo={"ttft_ms": 31000}), "ttft-ms=31000"),
+            (completion(slo={"e2e_ms": 45000}), "ttft-ms=60000, e2e-ms=45000"),
+        ):
+            path = "completions" if "prompt" in body else "chat/completions"
+            answer = await client.post(f"/v1/{path}", json=body)
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-octavo-slo"] == words
+        flex = await client.post("/v1/chat/completions", json=chat(service_tier="flex"))
+        assert "x-octavo-slo" not in flex.headers
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "param"),
+    [
+        ({"x-slo-ttft-ms": "soon"}, {}, "x-slo-ttft-ms"),
+        ({"x-slo-tpot-ms": "-1"}, {}, "x-slo-tpot-ms"),
+        ({"x-slo-e2e-ms": "nan"}, {}, "x-slo-e2e-ms"),
+        ({"x-slo-fallback": "maybe"}, {}, "x-slo-fallback"),
+        ({}, {"slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
+        ({}, {"slo": {"fallback": "x"}}, "slo.fallback"),
+        ({}, {"slo": {"speed": 1}}, "slo.speed"),
+        ({}, {"service_tier": "scale"}, "service_tier"),
+        ({"x-slo-ttft-ms": "100"}, {"slo": {"ttft_ms": 200}}, "slo.ttft_ms"),
+    ],
+)
+async def test_a_deadline_that_is_none_is_refused_by_name(headers, body, param) -> None:
+    answer = await post(timed(), chat(**body), **headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"), [({"x-slo-ttft-ms": "9000"}, {}), ({}, {"slo": {"e2e_ms": 9000}})]
+)
+async def test_without_a_policy_that_keeps_them_deadlines_are_refused(headers, body) -> None:
+    answer = await post(House(), chat(**body), **headers)
+    assert answer.status_code == 400
+    assert "--policy slo" in answer.json()["error"]["message"]
+    assert (await post(House(), chat(service_tier="priority"))).status_code == 200
+
+
+async def test_a_key_is_held_to_its_tier_and_its_deadlines(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"gold {'g' * 16}\nplain {'p' * 16} tier=default ttft=20 weight=2\n")
+    house = timed(api_key_file=str(keys), slo=("ttft=60", "priority:ttft=10"))
+    async with inside(house) as client:
+        for key, words in (("g", "ttft-ms=10000"), ("p", "clamped, ttft-ms=60000")):
+            head = {"authorization": f"Bearer {key * 16}"}
+            answer = await client.post(
+                "/v1/chat/completions", json=chat(service_tier="priority"), headers=head
+            )
+            assert answer.headers["x-octavo-slo"] == words
+        head |= {"x-slo-ttft-ms": "5000"}
+        answer = await client.post("/v1/chat/completions", json=chat(), headers=head)
+        assert answer.headers["x-octavo-slo"] == "clamped, ttft-ms=20000"
+    assert house.app.keys.weights == {"plain": 2.0}
+
+
+@pytest.mark.parametrize("option", ["tier=best", "weight=0", "ttft=soon", "speed=9"])
+def test_a_key_s_options_are_checked(tmp_path: Path, option: str) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"name {'k' * 16} {option}\n")
+    with pytest.raises(InvalidRequest, match=option):
+        House(api_key_file=str(keys))
+
+
+@pytest.mark.parametrize("text", ["", "ttft", "ttft=x", "speed=1", "best:ttft=1", "ttft=0"])
+def test_a_default_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_slo(text)
+
+
+async def test_what_was_promised_and_what_came_is_in_the_metrics() -> None:
+    house = timed()
+    async with inside(house) as client:
+        good = {"x-slo-ttft-ms": "30000"}
+        await client.post("/v1/chat/completions", json=chat(), headers=good)
+        slow(house)
+        bad = {"x-slo-ttft-ms": "200"}
+        await client.post("/v1/chat/completions", json=chat(), headers=bad)
+        assert house.idle()
+        page = (await client.get("/metrics")).text
+    assert 'octavo_deadline_sequences_total{met="true"} 1.0' in page
+    assert "octavo_requests_unattainable_total 1.0" in page
+    assert "octavo_ttft_forecast_ratio_count 1.0" in page
+    assert "octavo_step_time_error_ratio " in page
