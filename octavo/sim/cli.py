@@ -19,10 +19,10 @@ from octavo.errors import InvalidRequest
 from octavo.terminal import as_json, echo_json, plain_table, plot_option, rich_table
 
 if TYPE_CHECKING:
+    from octavo.core.request import Slo
     from octavo.models.config import ModelConfig
     from octavo.sim.fleet import Router
     from octavo.sim.hardware import Device
-    from octavo.sim.report import Slo
     from octavo.sim.workload import Workload
 
 SHAPES = Path(__file__).with_name("shapes.json")
@@ -254,7 +254,7 @@ Examples:
 @click.option("--router", default="least-tokens", show_default=True,
               type=click.Choice(["round-robin", "least-tokens", "predicted"]))  # fmt: skip
 @click.option("--policy", default="fcfs", show_default=True, callback=_words,
-              help="One policy or several to compare.")  # fmt: skip
+              help="fcfs, sjf, fair, slo, slo+admission ...; one or more.")  # fmt: skip
 @click.option("--rate", callback=_floats,
               help="Requests a second, one or several; gaps are stretched.")  # fmt: skip
 @click.option("--window", callback=_window, metavar="START:END", help="Only these seconds.")
@@ -313,7 +313,7 @@ def simulate(trace: str, **flags: Any) -> None:
 def _simulations(trace: str, flags: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """(run, report) for each rate, policy and step budget asked for."""
     from octavo.sim import workload as workloads
-    from octavo.sim.fleet import Fleet
+    from octavo.sim.fleet import Fleet, wanting
     from octavo.sim.report import report
 
     base = _trimmed(workloads.named(trace, seed=flags["seed"]), flags)
@@ -331,7 +331,7 @@ def _simulations(trace: str, flags: dict[str, Any]) -> Iterator[tuple[Any, Any]]
                     seed=flags["seed"], prefix_caching=load.shares_prefixes,
                 )  # fmt: skip
                 with progress(f"{policy} at {load.rate:.2f} req/s") as told:
-                    run = fleet.run(load, progress=told)
+                    run = fleet.run(load, wanting(slo), progress=told)
                 name = policy if len(budgets) == 1 else f"{policy} {budget}"
                 name = name if len(rates) == 1 else f"{name} at {rate:g}/s"
                 yield run, report(run, slo, name)
@@ -348,7 +348,7 @@ def _trimmed(load: Workload, flags: dict[str, Any]) -> Workload:
 
 
 def _slo(flags: dict[str, Any]) -> Slo:
-    from octavo.sim.report import Slo
+    from octavo.core.request import Slo
 
     ttft, tpot = flags["slo_ttft"], flags["slo_tpot"]
     return Slo(
@@ -362,7 +362,7 @@ def _check(trace: str, machine: bool) -> None:
     from octavo.sim.recording import open_recording, replay
 
     recording = open_recording(trace)
-    found = replay(recording, policies()[policy_name(recording.head["policy"])])
+    found = replay(recording, chosen(recording.head["policy"])[0])
     if machine:
         echo_json({**dataclasses.asdict(found), "identical": found.identical})
     else:
@@ -377,14 +377,16 @@ def _spec(flags: dict[str, Any], policy: str, budget: int) -> Any:
     from octavo.sim.fleet import Spec
     from octavo.sim.roofline import place
 
-    made = policies()[policy_name(policy)]
+    made, admits = chosen(policy)
     if flags["steps"]:
         from octavo.sim.executor import Learned
         from octavo.sim.recording import model_of, open_recording
 
         recording = open_recording(flags["steps"])
         learned = Learned(model_of(recording))
-        return Spec("recorded", recording.capacity, learned, made, noise=flags["noise"])
+        return Spec(
+            "recorded", recording.capacity, learned, made, noise=flags["noise"], admits=admits
+        )
     (device,) = devices([flags["hardware"]])
     placed = place(model_config(flags["model"]), device, tp=flags["tp"], weights=flags["weights"])
     capacity = placed.capacity(
@@ -397,6 +399,7 @@ def _spec(flags: dict[str, Any], policy: str, budget: int) -> Any:
         seconds = read_operators(flags["operators"], placed.config.num_layers)
     return Spec(
         placed.name, capacity, seconds, made, noise=flags["noise"], price=placed.price,
+        admits=admits,
     )  # fmt: skip
 
 
@@ -407,11 +410,15 @@ def policies() -> dict[str, Callable[[], Any]]:
     return POLICIES
 
 
-def policy_name(name: str) -> str:
+def chosen(words: str) -> tuple[Callable[[], Any], bool]:
+    """(a policy's factory, whether admission stands before it) of "slo" or "slo+admission"."""
+    name, plus, gate = words.partition("+")
     known = policies()
     if name not in known:
         raise InvalidRequest(f"no policy is called {name!r}: {', '.join(known)}", "policy")
-    return name
+    if plus and gate != "admission":
+        raise InvalidRequest(f"after + may stand admission, not {gate!r}", "policy")
+    return known[name], bool(plus)
 
 
 def _router(name: str) -> Router:
@@ -448,7 +455,7 @@ Examples:
 @click.option("--target", default=0.9, show_default=True,
               help="Share of requests that must meet all objectives.")  # fmt: skip
 @click.option("--policy", default="fcfs", show_default=True, callback=_words,
-              help="Policies to try.")  # fmt: skip
+              help="Policies to try, as for simulate.")  # fmt: skip
 @click.option("--max-batch-tokens", default="512,2048", callback=_floats, show_default=True,
               help="Step budgets to try.")  # fmt: skip
 @click.option("--max-rows", default=256, show_default=True, help="Most sequences in a step.")
@@ -470,6 +477,7 @@ def plan(trace: str, **flags: Any) -> None:
     """
     from octavo.sim import plan as planning
     from octavo.sim import workload as workloads
+    from octavo.sim.report import words
 
     load = _trimmed(workloads.named(trace, seed=flags["seed"]), flags)
     if flags["rate"]:
@@ -486,7 +494,7 @@ def plan(trace: str, **flags: Any) -> None:
         return
     title = (
         f"{load.name}: {len(load)} requests at {load.rate:.2f}/s, {flags['model']}, "
-        f"{found.slo}, {found.target:.0%} of them"
+        f"{words(found.slo)}, {found.target:.0%} of them"
     )
     if found.best is None:
         click.secho(f"{title}: nothing of this is enough", fg="red")
@@ -521,7 +529,7 @@ def _kind(device: Device, tp: int, policy: str, budget: int, flags: dict[str, An
     from octavo.sim.fleet import Spec
     from octavo.sim.roofline import place
 
-    made = policies()[policy_name(policy)]
+    made, admits = chosen(policy)
     placed = place(model_config(flags["model"]), device, tp=tp, weights=flags["weights"])
     if placed.price is None:
         raise InvalidRequest(f"no price is known: give --price {device.name}=...", "price")
@@ -530,7 +538,10 @@ def _kind(device: Device, tp: int, policy: str, budget: int, flags: dict[str, An
     if len(flags["max_batch_tokens"]) == 1 and not several:
         name = placed.name
     capacity = placed.capacity(max_rows=flags["max_rows"], max_tokens=budget)
-    return Spec(name, capacity, placed.durations(), made, price=placed.price, kind=placed.name)
+    return Spec(
+        name, capacity, placed.durations(), made,
+        price=placed.price, kind=placed.name, admits=admits,
+    )  # fmt: skip
 
 
 def _plan_dict(found: Any) -> dict[str, Any]:

@@ -14,17 +14,21 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
+from octavo.core.admission import Admission
 from octavo.core.batch import Batch, Row
 from octavo.core.engine import Engine
 from octavo.core.executor import Capacity
 from octavo.core.policy import Policy
-from octavo.core.request import FinishReason, Request
+from octavo.core.probe import probes
+from octavo.core.request import FinishReason, Request, Slo
 from octavo.core.scheduler import Scheduler
+from octavo.core.steptime import StepFeatures
 from octavo.errors import InvalidRequest, Overloaded
 from octavo.sim.executor import Durations, SimulatedExecutor
 from octavo.sim.workload import Item, Workload
 
 UNBOUNDED = 1 << 40
+PROBES = 3  # passes over the start-up probes
 
 
 class Outcome(NamedTuple):
@@ -80,7 +84,8 @@ class Run:
 
 class Spec(NamedTuple):
     """How to build a replica: its sizes, its speed and its policy (made anew for each). kind: what
-    has to be bought, where several names differ in settings alone."""
+    has to be bought, where several names differ in settings alone. admits: whether the second gate
+    (`octavo.core.admission`) judges each request before it is queued."""
 
     name: str
     capacity: Capacity
@@ -90,6 +95,12 @@ class Spec(NamedTuple):
     price: float | None = None
     max_waiting: int = UNBOUNDED
     kind: str = ""
+    admits: bool = False
+
+
+def wanting(slo: Slo) -> Callable[[Item], dict[str, Any]]:
+    """For `Fleet.run`: every request wants this."""
+    return lambda _: {"slo": slo}
 
 
 class Replica:
@@ -108,13 +119,25 @@ class Replica:
             prefix_caching=prefix_caching,
         )
         self.engine = Engine(self.executor, self.scheduler)
+        self.gate = Admission(self.scheduler) if spec.admits else None
+        if self.scheduler.policy.timed:
+            self._learn()
         self.prompt_tokens = 0  # of requests that have no first token yet
         self.requests = 0
         self._waits: dict[str, int] = {}
 
+    def _learn(self) -> None:
+        """Probe the machine as a server does when it starts; virtual time stands still."""
+        model, predicted = self.scheduler.model, self.spec.seconds
+        for _ in range(PROBES):
+            for batch in probes(self.spec.capacity):
+                model.observe(StepFeatures.of(batch), predicted(batch))
+
     def add(self, request: Request, now: float) -> None:
-        """Raises what `Engine.add` raises."""
+        """Raises what the gate and `Engine.add` raise."""
         self.executor.now = now
+        if self.gate is not None:
+            request = self.gate.judge(request, now)
         self.engine.add(request)
         self._waits[request.id] = len(request.prompt)
         self.prompt_tokens += len(request.prompt)

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
 
+from octavo.core.request import Slo
 from octavo.errors import InvalidRequest
-from octavo.sim.fleet import Fleet, LeastTokens, Outcome, PredictedCost, Spec, prefill_rate
-from octavo.sim.report import Report, Slo, report
+from octavo.sim.fleet import Fleet, LeastTokens, Outcome, PredictedCost, Spec, prefill_rate, wanting
+from octavo.sim.report import Report, met, report
 from octavo.sim.workload import Workload
 
 MOST = 512  # replicas of one kind
@@ -82,7 +83,7 @@ class Planner:
     ) -> None:
         if not 0 < target <= 1:
             raise InvalidRequest(f"the target must be in (0, 1], got {target!r}", "target")
-        if slo == Slo():
+        if not slo:
             raise InvalidRequest("a plan needs an objective: --slo-ttft, --slo-tpot", "slo")
         if seeds < 2:
             raise InvalidRequest("confidence needs at least 2 seeds", "seeds")
@@ -191,7 +192,7 @@ class Planner:
 
         def hopeless(outcome: Outcome) -> bool:
             nonlocal missed
-            missed += not slo.met(outcome)
+            missed += not met(slo, outcome)
             return missed > room
 
         named = " + ".join(f"{g.number} x {g.spec.name}" for g in groups)
@@ -203,7 +204,7 @@ class Planner:
         fleet = Fleet(
             specs, router, seed=seed, prefix_caching=load.shares_prefixes, keep_gaps=False
         )
-        return report(fleet.run(load, hopeless=hopeless), slo, named)
+        return report(fleet.run(load, wanting(slo), hopeless=hopeless), slo, named)
 
 
 def table(plan: Plan) -> tuple[list[str], list[list[str]]]:

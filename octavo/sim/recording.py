@@ -14,7 +14,7 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,15 @@ from octavo.core.policy import Policy
 from octavo.core.request import (
     Event,
     FinishReason,
+    Forecast,
     Request,
     SamplingParams,
+    Slo,
+    Tier,
     TokenLogprob,
 )
 from octavo.core.scheduler import Scheduler
-from octavo.core.steptime import StepFeatures, StepModel
+from octavo.core.steptime import Coefficients, StepFeatures, StepModel
 from octavo.errors import BadFile, OctavoError
 from octavo.sim.workload import Item, Workload
 
@@ -56,6 +59,8 @@ class Recorder(Engine):
             max_waiting=scheduler.max_waiting,
             prefix_caching=scheduler.blocks.prefix_caching,
             capacity={name: getattr(capacity, name) for name in Capacity.__slots__},
+            prior=asdict(scheduler.model.prior),
+            learned=[[*o.features, o.seconds] for o in scheduler.model.steps],
         )
 
     def say(self, kind: str, **fields: Any) -> None:
@@ -77,6 +82,9 @@ class Recorder(Engine):
             "priority": request.priority,
             "tenant": request.tenant,
             "namespace": request.namespace.hex(),
+            "slo": asdict(request.slo),
+            "tier": request.tier,
+            "predicted": request.predicted,
         }
         try:
             super().add(request)
@@ -161,6 +169,13 @@ class Recording:
 
     def of(self, kind: str) -> Iterator[Line]:
         return (line for line in self.lines if line["kind"] == kind)
+
+    def model(self) -> StepModel:
+        """The step-time model as it was when the recording began."""
+        model = StepModel(Coefficients(**self.head["prior"]))
+        for *features, seconds in self.head["learned"]:
+            model.observe(StepFeatures(*features), seconds)
+        return model
 
     def steps(self) -> list[tuple[StepFeatures, float]]:
         """(shape, seconds) of every step: what a `StepModel` learns from."""
@@ -258,6 +273,7 @@ def replay(recording: Recording, policy: Callable[[], Policy]) -> Parity:
         policy(),
         max_waiting=recording.head["max_waiting"],
         prefix_caching=recording.head["prefix_caching"],
+        model=recording.model(),
     )
     engine = Engine(told, scheduler)
     stops = _stops(recording)
@@ -354,6 +370,9 @@ def _request(line: Line, stops: dict[str, list[Stop]]) -> Request:
         priority=line["priority"],
         tenant=line["tenant"],
         namespace=bytes.fromhex(line["namespace"]),
+        slo=Slo(**line["slo"]),
+        tier=Tier(line["tier"]),
+        predicted=None if line["predicted"] is None else Forecast(*line["predicted"]),
         watcher=watcher if line["request_id"] in stops else None,
     )
 
@@ -391,7 +410,7 @@ def workload(recording: Recording) -> Workload:
 
 def model_of(recording: Recording) -> StepModel:
     """A step-time model that has seen every recorded step, in order."""
-    model = StepModel()
+    model = recording.model()
     for features, seconds in recording.steps():
         model.observe(features, seconds)
     return model

@@ -16,34 +16,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from octavo.core.request import NO_SLO, Slo
 from octavo.errors import InvalidRequest
 from octavo.sim.fleet import Outcome, Run
 
 PERCENTILES = (50, 90, 95, 99)
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Objectives in seconds; None is no objective."""
+def met(slo: Slo, outcome: Outcome) -> bool:
+    """Whether a request was served in time by all objectives."""
+    if outcome.refused or outcome.finished is None:
+        return False
+    ttft, tpot, e2e = outcome.ttft, outcome.tpot, outcome.e2e
+    if slo.ttft is not None and (ttft is None or ttft > slo.ttft):
+        return False
+    if slo.tpot is not None and tpot is not None and tpot > slo.tpot:
+        return False
+    return slo.e2e is None or (e2e is not None and e2e <= slo.e2e)
 
-    ttft: float | None = None
-    tpot: float | None = None
-    e2e: float | None = None
 
-    def met(self, outcome: Outcome) -> bool:
-        if outcome.refused or outcome.finished is None:
-            return False
-        ttft, tpot, e2e = outcome.ttft, outcome.tpot, outcome.e2e
-        if self.ttft is not None and (ttft is None or ttft > self.ttft):
-            return False
-        if self.tpot is not None and tpot is not None and tpot > self.tpot:
-            return False
-        return self.e2e is None or (e2e is not None and e2e <= self.e2e)
-
-    def __str__(self) -> str:
-        named = (("TTFT", self.ttft), ("TPOT", self.tpot), ("E2E", self.e2e))
-        parts = [f"{name} {1e3 * v:g} ms" for name, v in named if v is not None]
-        return ", ".join(parts) or "none"
+def words(slo: Slo) -> str:
+    """Objectives for people; "none" without any."""
+    named = (("TTFT", slo.ttft), ("TPOT", slo.tpot), ("E2E", slo.e2e))
+    return ", ".join(f"{name} {1e3 * v:g} ms" for name, v in named if v is not None) or "none"
 
 
 class Spread(NamedTuple):
@@ -125,7 +120,7 @@ class Report:
         return {**plain, "slo": slo, **spreads}
 
 
-def report(run: Run, slo: Slo = Slo(), name: str = "", warmup: float = 0.0) -> Report:
+def report(run: Run, slo: Slo = NO_SLO, name: str = "", warmup: float = 0.0) -> Report:
     """Numbers of a run. warmup: leave out the requests that arrive in so many first seconds."""
     kept = [o for o in run.outcomes if o.item.at >= warmup]
     if not kept:
@@ -142,7 +137,7 @@ def report(run: Run, slo: Slo = Slo(), name: str = "", warmup: float = 0.0) -> R
         slo=slo,
         sent=len(kept),
         refused=sum(1 for o in kept if o.refused),
-        good=sum(map(slo.met, kept)),
+        good=sum(met(slo, o) for o in kept),
         seconds=seconds,
         offered=run.workload.rate,
         throughput=len(served) / seconds,
@@ -180,9 +175,9 @@ def facts(one: Report) -> list[tuple[str, str]]:
         ("prefix cache", f"{one.hit_rate:.1%} of prompt tokens"),
         ("preemptions", f"{one.preemptions:.3f} a request"),
     ]
-    if str(one.slo) != "none":
+    if one.slo:
         lines += [
-            ("objective", str(one.slo)),
+            ("objective", words(one.slo)),
             ("goodput", f"{one.goodput:.2f} req/s"),
             ("attainment", f"{one.attainment:.1%} of all sent, {one.kept:.1%} of those let in"),
         ]

@@ -10,12 +10,22 @@ import pytest
 from octavo.core.batch import Batch, Row, SampleSpec, Want
 from octavo.core.executor import Capacity
 from octavo.core.policy import fcfs
-from octavo.core.request import SamplingParams
+from octavo.core.request import SamplingParams, Slo
+from octavo.core.slo import slo
 from octavo.core.steptime import Coefficients
 from octavo.errors import EngineError
 from octavo.sim.executor import Fitted, SimulatedExecutor
-from octavo.sim.fleet import Fleet, LeastTokens, PredictedCost, RoundRobin, Run, Spec, prefill_rate
-from octavo.sim.report import Slo, Spread, compare_table, facts, report, times_table
+from octavo.sim.fleet import (
+    Fleet,
+    LeastTokens,
+    PredictedCost,
+    RoundRobin,
+    Run,
+    Spec,
+    prefill_rate,
+    wanting,
+)
+from octavo.sim.report import Spread, compare_table, facts, report, times_table
 from octavo.sim.workload import Item, Sizes, Workload, synthetic
 
 CAPACITY = Capacity(4096, 32, 512, 64, 512, 8192)
@@ -140,3 +150,18 @@ def test_the_executor_answers_every_kind_of_want() -> None:
     assert len(result.rows[3].tokens) == len(result.rows[3].logprobs) == 1
     with pytest.raises(EngineError):
         executor.collect()
+
+
+def test_deadlines_are_worth_more_than_order_of_arrival_under_overload() -> None:
+    """Twice what it can carry: with deadlines and admission the server does what it still can, and
+    what it lets in it serves in time."""
+    load = synthetic(16.0, 40.0, Sizes(600, 0.8, 4000), Sizes(60, 0.6, 400), seed=11)
+    wants = Slo(ttft=1.0, tpot=0.05)
+    reports = {}
+    for name, policy, admits in (("fcfs", fcfs, False), ("slo", slo, False), ("gate", slo, True)):
+        fleet = Fleet([spec(policy=policy, admits=admits)], prefix_caching=False)
+        reports[name] = report(fleet.run(load, wanting(wants)), wants, name)
+    assert reports["gate"].goodput > 1.5 * reports["fcfs"].goodput
+    assert reports["slo"].goodput > reports["fcfs"].goodput
+    assert reports["gate"].refused > 0
+    assert reports["gate"].kept > 0.8

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 from octavo import cli
 from octavo.core.executor import Capacity
 from octavo.core.policy import fcfs
+from octavo.core.request import Slo
 from octavo.core.steptime import Coefficients
 from octavo.errors import InvalidRequest
 from octavo.sim.executor import Fitted
 from octavo.sim.fleet import Spec
 from octavo.sim.plan import Group, Planner, table
-from octavo.sim.report import Slo
 from octavo.sim.workload import Sizes, synthetic
 
 SAMPLE = str(Path(__file__).parents[2] / "bench/data/azure_conv_sample.csv.gz")

@@ -11,9 +11,10 @@ import pytest
 
 from octavo.core.engine import Engine
 from octavo.core.executor import Capacity
-from octavo.core.policy import Policy, fcfs, priority
-from octavo.core.request import FinishReason, Request, SamplingParams
+from octavo.core.policy import Policy, fcfs, priority, sjf
+from octavo.core.request import NO_SLO, FinishReason, Request, SamplingParams, Slo
 from octavo.core.scheduler import Scheduler
+from octavo.core.slo import slo
 from octavo.core.steptime import Coefficients
 from octavo.errors import BadFile, ContextOverflow
 from octavo.sim.executor import TOKEN, Fitted, SimulatedExecutor
@@ -51,6 +52,7 @@ def request(draw: random.Random, number: int, now: float) -> Request:
         f"r{number}", prompt, params, now, number,
         stop_ids=frozenset({TOKEN}) if draw.randrange(9) == 0 else frozenset(),
         priority=draw.randrange(3), watcher=Stops if kind == 3 else None,
+        slo=Slo(ttft=draw.choice((0.05, 0.5)), tpot=0.02) if draw.randrange(2) else NO_SLO,
     )  # fmt: skip
 
 
@@ -76,7 +78,7 @@ def recorded(path: Path, policy: Policy, seed: int = 1) -> Recording:
     return open_recording(path)
 
 
-@pytest.mark.parametrize("policy", [fcfs, priority])
+@pytest.mark.parametrize("policy", [fcfs, priority, sjf, slo])
 def test_a_recorded_run_is_planned_the_same_step_by_step(tmp_path: Path, policy: type) -> None:
     recording = recorded(tmp_path / "run.jsonl", policy())
     found = replay(recording, policy)
