@@ -36,29 +36,29 @@ SCALE = 1 / 8  # of prompts and outputs: a small model on few cores
 TRAIN = 0.3
 
 
-def requests(load: Workload, vocabulary: int) -> list[Request]:
+def requests(load: Workload, vocabulary: int, start: float) -> list[Request]:
     draw = random.Random(7)
     made = []
     for number, item in enumerate(load.items):
         prompt = array("i", (draw.randrange(vocabulary) for _ in range(item.prompt)))
         params = SamplingParams(max_tokens=item.output, temperature=0.0, ignore_eos=True)
-        made.append(Request(item.id, prompt, params, item.at, number))
+        made.append(Request(item.id, prompt, params, start + item.at, number))
     return made
 
 
 def drive(engine: Recorder, waiting: list[Request]) -> list[Timing]:
     """In real time, on one thread."""
-    start, timings = time.monotonic(), list[Timing]()
+    timings = list[Timing]()
     queue = waiting[::-1]
     while queue or engine.has_work:
-        now = time.monotonic() - start
+        now = time.monotonic()
         while queue and queue[-1].arrival <= now:
             engine.add(queue.pop())
         if not engine.has_work:
             time.sleep(max(0.0, queue[-1].arrival - now))
             continue
         engine.pump(now)
-        engine.drain(time.monotonic() - start)
+        engine.drain(time.monotonic())
         timings += engine.scheduler.stats.take_timings()
     return timings
 
@@ -99,7 +99,7 @@ def trained(recording: Recording) -> tuple[StepModel, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--rate", type=float, default=4.0)
+    parser.add_argument("--rate", type=float, default=3.0)
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--out", type=Path, default=Path("bench/out/parity.jsonl"))
     args = parser.parse_args()
@@ -108,7 +108,7 @@ def main() -> None:
     made = assemble(EngineConfig(model=args.model, prefix_caching=False))
     with args.out.open("w") as file:
         engine = Recorder(made.engine, file.write)
-        real = drive(engine, requests(load, made.door.vocab_size))
+        real = drive(engine, requests(load, made.door.vocab_size, time.monotonic() + 0.5))
     recording = open_recording(args.out)
     parity = replay(recording, fcfs)
     print(f"{len(load)} requests at {load.rate:.2f}/s: {parity.same} of {parity.steps} steps and "

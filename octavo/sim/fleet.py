@@ -22,7 +22,7 @@ from octavo.core.policy import Policy
 from octavo.core.probe import probes
 from octavo.core.request import FinishReason, Request, Slo
 from octavo.core.scheduler import Scheduler
-from octavo.core.steptime import StepFeatures
+from octavo.core.steptime import StepFeatures, StepModel
 from octavo.errors import InvalidRequest, Overloaded
 from octavo.sim.executor import Durations, SimulatedExecutor
 from octavo.sim.workload import Item, Workload
@@ -103,6 +103,13 @@ def wanting(slo: Slo) -> Callable[[Item], dict[str, Any]]:
     return lambda _: {"slo": slo}
 
 
+class _Unasked(StepModel):
+    """The model of a policy that never asks it: it need not learn."""
+
+    def observe(self, features: StepFeatures, seconds: float) -> None:
+        pass
+
+
 class Replica:
     """One engine in virtual time."""
 
@@ -112,11 +119,13 @@ class Replica:
         self.executor = SimulatedExecutor(
             spec.capacity, spec.seconds, noise=spec.noise, seed=hash((seed, index))
         )
+        policy = spec.policy()
         self.scheduler = Scheduler(
             spec.capacity,
-            spec.policy(),
+            policy,
             max_waiting=spec.max_waiting,
             prefix_caching=prefix_caching,
+            model=StepModel() if policy.timed or spec.admits else _Unasked(),
         )
         self.engine = Engine(self.executor, self.scheduler)
         self.gate = Admission(self.scheduler) if spec.admits else None
