@@ -124,7 +124,7 @@ def test_a_recording_teaches_a_step_model(tmp_path: Path) -> None:
     model = model_of(recording)
     shapes = [features for features, _ in recording.steps()][-50:]
     errors = [abs(model.predict(f) / SECONDS.seconds(f) - 1) for f in shapes]
-    assert sorted(errors)[25] < 0.1  # the noise is 20 % a step
+    assert sorted(errors)[25] < 0.15  # less than the 20 % of noise in every step that it saw
 
 
 def test_what_is_no_recording_is_named(tmp_path: Path) -> None:
