@@ -20,6 +20,7 @@ from typing import Any
 
 from octavo.core.batch import Batch, Row, RowResult, StepResult
 from octavo.core.blocks import block_hashes
+from octavo.core.drafter import NoDrafter, PromptLookup
 from octavo.core.engine import Engine
 from octavo.core.executor import Capacity, Executor
 from octavo.core.policy import Policy
@@ -60,6 +61,7 @@ class Recorder(Engine):
             prefix_caching=scheduler.blocks.prefix_caching,
             capacity={name: getattr(capacity, name) for name in Capacity.__slots__},
             prior=asdict(scheduler.model.prior),
+            drafter=type(scheduler.drafter).__name__,
             learned=[[*o.features, o.seconds] for o in scheduler.model.steps],
         )
 
@@ -85,6 +87,7 @@ class Recorder(Engine):
             "slo": asdict(request.slo),
             "tier": request.tier,
             "predicted": request.predicted,
+            "speculation": params.speculation,
         }
         try:
             super().add(request)
@@ -274,6 +277,7 @@ def replay(recording: Recording, policy: Callable[[], Policy]) -> Parity:
         max_waiting=recording.head["max_waiting"],
         prefix_caching=recording.head["prefix_caching"],
         model=recording.model(),
+        drafter=PromptLookup() if recording.head["drafter"] == "PromptLookup" else NoDrafter(),
     )
     engine = Engine(told, scheduler)
     stops = _stops(recording)
@@ -352,7 +356,7 @@ def _request(line: Line, stops: dict[str, list[Stop]]) -> Request:
         min_tokens=line["min_tokens"],
         prompt_logprobs=line["prompt_logprobs"],
         n=line["n"],
-        speculation=False,
+        speculation=line["speculation"],
     )
     choices = iter(stops.get(line["request_id"], ()))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.core.drafter import PromptLookup
 from octavo.core.engine import Engine
 from octavo.core.executor import Capacity
 from octavo.core.policy import Policy, fcfs, priority, sjf
@@ -61,7 +62,8 @@ def recorded(path: Path, policy: Policy, seed: int = 1) -> Recording:
     draw = random.Random(seed)
     executor = SimulatedExecutor(CAPACITY, Fitted(SECONDS), noise=0.2, seed=seed)
     with path.open("w") as file:
-        engine = Recorder(Engine(executor, Scheduler(CAPACITY, policy)), file.write)
+        scheduler = Scheduler(CAPACITY, policy, drafter=PromptLookup())
+        engine = Recorder(Engine(executor, scheduler), file.write)
         now, number = 0.0, 0
         while number < 80 or engine.has_work:
             while number < 80 and draw.random() < 0.5:
@@ -85,6 +87,10 @@ def test_a_recorded_run_is_planned_the_same_step_by_step(tmp_path: Path, policy:
     assert found.identical, found.differs
     assert found.steps == sum(1 for _ in recording.of("step")) > 200
     assert recording.head["policy"] == policy().name
+    drafted = sum(
+        len(tokens) > 1 for line in recording.of("step") for _, tokens, *_ in line["results"]
+    )
+    assert drafted > 10
 
 
 def test_another_policy_is_seen_at_the_step_where_it_decides_otherwise(tmp_path: Path) -> None:
