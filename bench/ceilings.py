@@ -30,7 +30,7 @@ from octavo.ops.cost import Hardware, cost
 from octavo.ops.program import Program
 from octavo.ops.table import RowShape, StepShape
 from octavo.ops.trace import trace
-from octavo.runtime.cpu import NARROW, PAIRED_OPS, CpuOptions
+from octavo.runtime.cpu import NARROW, CpuOptions, paired_instrs
 
 TRIES = 4
 BLOCK = 16  # tokens of a KV block: prefixes are shared in whole ones
@@ -39,10 +39,10 @@ Peaks = dict[str, float]
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Of one model. paired: the ops whose activations are pairs of bytes."""
+    """Of one model. paired: the instructions whose activations are pairs of bytes."""
 
     program: Program
-    paired: frozenset[str]
+    paired: frozenset[int]
     max_tokens: int
 
     def measure(self, threads: int, seconds: float = 1.0) -> Peaks:
@@ -70,14 +70,13 @@ class Ceilings:
     def seconds(self, rows: list[RowShape], peaks: Peaks) -> float:
         """The least that one step takes."""
 
-        def parts(factor: int) -> dict[int, tuple[str, float]]:
+        def parts(factor: int) -> list[float]:
             rate = peaks["int8_ops_per_s"] / factor
             here = Hardware("here", peaks["read_bytes_per_s"], rate, peaks["bf16_ops_per_s"])
-            ops = cost(self.program, StepShape(tuple(rows)), here).ops
-            return {i: (part.op, part.seconds) for i, part in enumerate(ops)}
+            return [part.seconds for part in cost(self.program, StepShape(tuple(rows)), here).ops]
 
-        once, twice = parts(1), parts(2)
-        return sum((twice if op in self.paired else once)[i][1] for i, (op, _) in once.items())
+        both = enumerate(zip(parts(1), parts(2), strict=True))
+        return sum(twice if i in self.paired else once for i, (once, twice) in both)
 
     def prefill(self, pieces: Iterable[tuple[int, int]], peaks: Peaks) -> float:
         """Seconds for prompts of which tokens start..end are to be read, in full steps."""
@@ -119,5 +118,5 @@ def ceilings_of(model: Path) -> Ceilings:
     program = trace(checkpoint.config)
     stored = {part for spec in program.weights for part in spec.parts}
     types = {part: checkpoint.tensor(part).type for part in stored}
-    paired = PAIRED_OPS if checkpoint.config.hidden_size < NARROW else frozenset()
-    return Ceilings(program.typed(types), frozenset(paired), CpuOptions().max_tokens)
+    paired = paired_instrs(program) if checkpoint.config.hidden_size < NARROW else frozenset()
+    return Ceilings(program.typed(types), paired, CpuOptions().max_tokens)
