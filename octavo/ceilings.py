@@ -123,11 +123,12 @@ def cache_bytes(level: int) -> int:
     return 0
 
 
-def unit_of(program: Program, instr: Instr, act: str) -> tuple[str, int]:
-    """Which unit an op's products need, and how many operations each of the model's takes: two
-    where activations are pairs of bytes. act: the resolved activation format of the engine."""
-    from octavo.runtime.cpu import PAIRED_OPS
+def unit_of(program: Program, index: int, act: str) -> tuple[str, int]:
+    """Which unit the products of an instruction need, and how many operations each of the model's
+    takes: two where activations are pairs of bytes. act: the engine's resolved activation format."""
+    from octavo.runtime.cpu import paired_instrs
 
+    instr = program.instrs[index]
     if act == "fp32":
         return "f32", 1
     kinds = {
@@ -139,20 +140,21 @@ def unit_of(program: Program, instr: Instr, act: str) -> tuple[str, int]:
     if instr.op == "attend" or act == "bf16":
         return "bf16", 1
     if any(kind.startswith("Q") for kind in kinds):
-        return "int8", 2 if act == "pairs" and instr.op in PAIRED_OPS else 1
+        return "int8", 2 if act == "pairs" and index in paired_instrs(program) else 1
     return ("bf16" if kinds <= {"BF16"} else "f32"), 1
 
 
-def units(program: Program, act: str) -> Mapping[str, tuple[str, int]]:
-    """`unit_of` for each op of a program, by name; where layers differ, the slowest unit."""
+def units(program: Program, act: str) -> Mapping[str, tuple[str, float]]:
+    """`unit_of` for each op of a program, by name: the slowest unit of its layers, and the mean
+    of their operations."""
     order = ("int8", "bf16", "f32")
-    found: dict[str, tuple[str, int]] = {}
-    for instr in program.instrs:
-        own = unit_of(program, instr, act)
-        found[instr.op] = max(
-            found.get(instr.op, own), own, key=lambda u: (order.index(u[0]), u[1])
-        )
-    return found
+    found: dict[str, list[tuple[str, int]]] = {}
+    for index, instr in enumerate(program.instrs):
+        found.setdefault(instr.op, []).append(unit_of(program, index, act))
+    return {
+        op: (max((unit for unit, _ in own), key=order.index), sum(n for _, n in own) / len(own))
+        for op, own in found.items()
+    }
 
 
 def hardware(ceilings: Ceilings, program: Program, act: str) -> Hardware:

@@ -59,12 +59,23 @@ def test_every_instruction_set_and_number_of_threads_is_measured(isa, threads):
 def test_an_op_stands_under_the_unit_that_multiplies_for_it(types, act, op, unit):
     traced = program(types)
     assert units(traced, act)[op] == unit
-    assert {unit_of(traced, i, act) for i in traced.instrs if i.op == op} == {unit}
+    where = [i for i, instr in enumerate(traced.instrs) if instr.op == op]
+    assert {unit_of(traced, i, act) for i in where} == {unit}
 
 
 def test_the_roofline_s_machine_halves_the_rate_of_pairs():
     machine = hardware(BOX, program("Q4_1"), "pairs")
     assert machine.bytes_per_s == 60e9
-    assert machine.rate("norm_gate_up_act") == 400e9
+    assert machine.rate("norm_qkv") == 400e9
+    assert machine.rate("norm_gate_up_act") == pytest.approx(800e9 / 1.5)
     assert machine.rate("out_residual") == 800e9
     assert machine.rate("attend") == 400e9
+
+
+def test_only_the_second_half_s_feed_forward_reads_pairs():
+    traced = program("Q4_1")
+    half = SMOLLM2.num_layers // 2
+    where = [i for i, instr in enumerate(traced.instrs) if instr.op == "norm_gate_up_act"]
+    assert [unit_of(traced, i, "pairs")[1] for i in where] == [1] * half + [2] * half
+    assert units(traced, "pairs")["norm_gate_up_act"] == ("int8", 1.5)
+    assert units(traced, "pairs")["norm_qkv"] == ("int8", 2)

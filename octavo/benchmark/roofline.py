@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.ceilings import Ceilings, unit_of
+from octavo.ceilings import Ceilings, units
 from octavo.ops.program import Program
 from octavo.ops.table import TABLE, StepShape
 
@@ -72,10 +72,10 @@ class Dot:
 
 def demands(program: Program, shape: StepShape, ceilings: Ceilings, act: str) -> list[Demand]:
     """Of each instruction of one step, in order."""
-    asked = []
+    asked, found = [], units(program, act)
     for instr in program.instrs:
         work = TABLE[instr.op].work(program.call(instr), shape)
-        unit, times = unit_of(program, instr, act)
+        unit, times = found[instr.op]
         operations = work.flops * times
         memory, compute = work.bytes / ceilings.all.dram, operations / ceilings.all.ops(unit)
         bound = "memory" if memory >= compute else unit
