@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.ops.cost import Hardware
-from octavo.ops.program import Instr, Program
+from octavo.ops.program import Program
 
 MIB = 1 << 20
 DRAM_BYTES = 256 * MIB
@@ -125,7 +125,8 @@ def cache_bytes(level: int) -> int:
 
 def unit_of(program: Program, index: int, act: str) -> tuple[str, int]:
     """Which unit the products of an instruction need, and how many operations each of the model's
-    takes: two where activations are pairs of bytes. act: the engine's resolved activation format."""
+    takes: two where activations are pairs of bytes. act: the engine's activation format, resolved.
+    """
     from octavo.runtime.cpu import paired_instrs
 
     instr = program.instrs[index]
