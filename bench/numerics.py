@@ -21,7 +21,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -155,15 +155,21 @@ def reference(path: Path) -> Model:
     return run
 
 
-def cpu(path: Path, *, act: str = "auto", isa: str = "auto", threads: int | None = None) -> Model:
+def cpu(
+    path: Path,
+    *,
+    act: str = "auto",
+    kv_dtype: str = "auto",
+    isa: str = "auto",
+    threads: int | None = None,
+) -> Model:
     """The CPU backend, in chunks of BLOCK tokens."""
     from octavo.core.batch import Batch, Row, Want
     from octavo.models.weights import open_checkpoint
     from octavo.runtime.cpu import CpuExecutor, CpuOptions
 
-    options = CpuOptions(
-        threads=threads, act=act, isa=isa, max_tokens=BLOCK, max_rows=1, max_context=4096
-    )
+    options = CpuOptions(threads=threads, act=act, kv_dtype=kv_dtype, isa=isa)
+    options = replace(options, max_tokens=BLOCK, max_rows=1, max_context=8192)
     executor = CpuExecutor(open_checkpoint(path), options)
 
     def run(tokens: list[int]) -> Iterator[Floats]:
@@ -214,6 +220,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("model", help=f"a name, a .gguf file, or all: {', '.join(MODELS)}")
     parser.add_argument("--backend", choices=("cpu", "reference"), default="cpu")
     parser.add_argument("--act", default="auto", help="the CPU backend's activation format")
+    parser.add_argument(
+        "--kv-dtype", default="auto", help="how the CPU backend's cache holds K and V"
+    )
     parser.add_argument("--isa", default="auto")
     parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--length", type=int, default=1025, help="tokens of a window")
@@ -224,7 +233,7 @@ def main(arguments: list[str]) -> int:
     for name in names:
         path = hub.resolve(name)
         if options.backend == "cpu":
-            ours = cpu(path, act=options.act, isa=options.isa)
+            ours = cpu(path, act=options.act, kv_dtype=options.kv_dtype, isa=options.isa)
         else:
             ours = reference(path)
         windows = windows_of(encoder(path), options.windows, options.length)

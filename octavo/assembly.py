@@ -94,6 +94,7 @@ def assemble(
         max_context=config.max_context,
         isa=config.isa,
         act=config.act,
+        kv_dtype=config.kv_dtype,
         pin=config.pin,
     )
     executor = CpuExecutor(
@@ -106,6 +107,7 @@ def assemble(
         threads=executor.threads,
         isa=executor.isa,
         act=executor.options.act,
+        kv_dtype=executor.options.kv_dtype,
         max_context=executor.capacity.max_context,
     )
     template = ChatTemplate(tokenizer).ids if tokenizer.chat_template is not None else None
@@ -168,7 +170,7 @@ def put_together(
         drafter=PromptLookup() if config.speculation == "auto" else NoDrafter(),
         model=model,
     )
-    computed = f"{octavo.__version__} {fingerprint} {config.isa} {config.act}"
+    computed = f"{octavo.__version__} {fingerprint} {config.isa} {config.act} {config.kv_dtype}"
     return Assembly(
         config=config,
         name=parts.name,
@@ -178,7 +180,7 @@ def put_together(
             parts.tokenizer,
             executor.capacity,
             vocab_size,
-            fingerprint,
+            f"{fingerprint} {config.kv_dtype}",
             speculates=config.speculation == "auto",
         ),
         engine=Engine(executor, scheduler),
@@ -208,7 +210,7 @@ def _facts(made: Assembly, path: Path, executor: Any) -> tuple[tuple[str, str], 
         (
             "KV pool",
             f"{show_bytes(budget.nbytes)}, {capacity.num_blocks} blocks of {capacity.block_size}"
-            f" = {tokens} tokens ({budget.reason})",
+            f" = {tokens} tokens in {config.kv_dtype} ({budget.reason})",
         ),
         ("context", f"{capacity.max_context} tokens a sequence"),
         ("step", f"{capacity.max_rows} sequences, {capacity.max_tokens} tokens at most"),

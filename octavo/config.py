@@ -79,6 +79,11 @@ class EngineConfig:
         "Activations: pairs of int8 (15 bits), int8 (faster, coarser), bf16 or fp32 (for checks); "
         "auto takes pairs for narrow models.",
     )
+    kv_dtype: Literal["auto", "bf16", "int8", "fp32"] = knob(
+        "auto",
+        "Keys and values in the KV pool: bf16, int8 (twice the tokens in the same memory, a little "
+        "coarser) or fp32; auto is bf16, or fp32 with --act fp32.",
+    )
     pin: bool = knob(False, "Bind each compute thread to a core of its own.")
     max_context: int | None = knob(None, "Longest sequence in tokens (default: the model's own).")
     max_rows: int = knob(64, "Most sequences computed in one step.")

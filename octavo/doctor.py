@@ -163,18 +163,20 @@ def find(name: str) -> Path | None:
 def _needs(path: Path, ceilings: Ceilings | None, report: Report) -> tuple[Rows, int]:
     """What the model takes, and how fast it could at most write; bytes for one conversation."""
     from octavo.models.weights import open_checkpoint
+    from octavo.runtime.kv import token_bytes
 
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     weights = sum(checkpoint.tensor(name).data.nbytes for name in checkpoint.names())
     read = weights - (0 if config.tied_head else checkpoint.tensor("embed").data.nbytes)
-    kv = 2 * config.num_layers * config.kv_size * 2
+    kv = token_bytes(config, "bf16")
+    small = token_bytes(config, "int8")
     needed = weights + kv * min(CONTEXT, config.max_context)
     rows = [
         ("file", str(path)),
         ("architecture", f"{config.architecture}, {config.num_layers} layers"),
         ("weights", show_bytes(weights)),
-        ("KV cache", f"{show_bytes(kv)} a token"),
+        ("KV cache", f"{show_bytes(kv)} a token, {show_bytes(small)} with --kv-dtype int8"),
         ("context", f"{config.max_context} tokens"),
         ("needs", f"{show_bytes(needed)} for one conversation of {CONTEXT} tokens"),
     ]

@@ -32,8 +32,9 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What a request is checked against. fingerprint: of the weights, seeds the prefix cache.
-    speculates: whether the engine guesses tokens, so that a request may ask for it."""
+    """What a request is checked against. fingerprint: of the weights and of how the cache holds
+    keys and values; it seeds the prefix cache. speculates: whether the engine guesses tokens, so
+    that a request may ask for it."""
 
     tokenizer: Tokenizer
     capacity: Capacity

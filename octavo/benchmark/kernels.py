@@ -211,4 +211,4 @@ def report(assembly: Assembly, case: Case, timed: Timed, ceilings: Ceilings) -> 
 
 def step_shape(assembly: Assembly, rows: tuple[RowShape, ...]) -> StepShape:
     """Rows as a step of this engine, with its kind of KV cache."""
-    return StepShape(rows, 4 if assembly.config.act == "fp32" else 2)
+    return StepShape(rows, assembly.config.kv_dtype)

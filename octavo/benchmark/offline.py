@@ -139,7 +139,7 @@ def roofs(llm: LLM, shape: tuple[int, int, int], ceilings: Ceilings) -> tuple[fl
     machine = hardware(ceilings, program, llm.config.act)
 
     def seconds(rows: list[RowShape]) -> float:
-        return cost(program, StepShape(tuple(rows)), machine).seconds
+        return cost(program, StepShape(tuple(rows), llm.config.kv_dtype), machine).seconds
 
     prefill, left, row = 0.0, prompt * at_once, list[RowShape]()
     while left:

@@ -51,6 +51,7 @@ class ExecutorConfig:
     pin: bool
     products: Products
     fp32: bool
+    kv_type: str
     max_tokens: int
     max_outputs: int
     max_context: int
@@ -98,8 +99,12 @@ class Executor:
 
 def attend(
     q: Floats, k: Floats, v: Floats, scale: float, window: int = 0, threads: int = 1,
-    fp32: bool = False, isa: str = "auto",
+    kv: str = "bf16", isa: str = "auto",
 ) -> Floats: ...  # fmt: skip
+def time_attend(
+    shape: Sequence[int], context: int, n: int = 1, batch: int = 1, layers: int = 1,
+    window: int = 0, threads: int = 1, kv: str = "bf16", isa: str = "auto", seconds: float = 0.1,
+) -> list[float]: ...  # fmt: skip
 def rms_norm(x: Floats, w: Floats, eps: float, isa: str = "auto") -> Floats: ...
 def act_mul(act: str, gate: Floats, up: Floats, isa: str = "auto") -> Floats: ...
 def rope(x: Floats, cos: Floats, sin: Floats, isa: str = "auto") -> Floats: ...

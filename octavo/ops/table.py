@@ -33,6 +33,9 @@ WEIGHT_BLOCKS: Mapping[str, tuple[int, int]] = {
 
 ACTIVATION_BYTES = 4
 
+# (bytes per number, bytes of the scale that each head's key and each head's value have).
+KV_DTYPES: Mapping[str, tuple[int, int]] = {"bf16": (2, 0), "fp32": (4, 0), "int8": (1, 2)}
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:
@@ -49,6 +52,11 @@ class Heads:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    def kv_bytes(self, dtype: str) -> int:
+        """What one token's keys and values take in one layer's cache."""
+        number, scale = KV_DTYPES[dtype]
+        return 2 * self.num_kv_heads * (self.head_dim * number + scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +206,10 @@ class RowShape:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """All that a step's cost depends on, besides the program. kv_itemsize: bytes per KV number."""
+    """All that a step's cost depends on, besides the program. kv_dtype: one of KV_DTYPES."""
 
     rows: tuple[RowShape, ...]
-    kv_itemsize: int = 2
+    kv_dtype: str = "bf16"
 
     @property
     def num_tokens(self) -> int:
@@ -392,8 +400,8 @@ def _embed_work(call: Call, step: StepShape) -> Work:
 
 
 def _norm_qkv_work(call: Call, step: StepShape) -> Work:
-    written = 2.0 * call.heads.kv_size * step.kv_itemsize * step.num_tokens
-    return _row_work(call, step, _norm_qkv_shape(call), 1) + Work(kv_bytes=written)
+    written = call.heads.kv_bytes(step.kv_dtype) * step.num_tokens
+    return _row_work(call, step, _norm_qkv_shape(call), 1) + Work(kv_bytes=float(written))
 
 
 def _attend_work(call: Call, step: StepShape) -> Work:
@@ -407,7 +415,7 @@ def _attend_work(call: Call, step: StepShape) -> Work:
     read = sum(row.span(window) for row in rows)
     return Work(
         flops=4.0 * call.heads.q_size * pairs,
-        kv_bytes=2.0 * call.heads.kv_size * step.kv_itemsize * read,
+        kv_bytes=float(call.heads.kv_bytes(step.kv_dtype) * read),
         activation_bytes=_traffic(call, step, _attend_shape(call)),
     )
 

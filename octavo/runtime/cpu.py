@@ -23,7 +23,7 @@ from octavo.kernels import _cpu
 from octavo.models.config import ModelConfig, Rope
 from octavo.models.weights import Checkpoint, dequantize
 from octavo.ops.program import Instr, Program
-from octavo.ops.table import Heads, S, WeightSpec, inv_freq
+from octavo.ops.table import KV_DTYPES, Heads, S, WeightSpec, inv_freq
 from octavo.ops.trace import trace
 from octavo.runtime import sampling
 from octavo.runtime.kv import BLOCK_TOKENS, KvBudget, kv_budget
@@ -53,6 +53,7 @@ ALIGN = 64
 
 Progress = Callable[[int, int], None]
 Act = Literal["auto", "pairs", "int8", "bf16", "fp32"]
+KvDtype = Literal["auto", "bf16", "int8", "fp32"]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Encoded = tuple["array[int]", "array[int]", "array[int]", "array[int]", bytes, bytes]
@@ -63,10 +64,11 @@ class CpuOptions:
     """threads: None takes every processor of the affinity mask. kv_bytes: None takes what max_rows
     sequences of max_context tokens need, at most half of the free memory. max_tokens, max_rows:
     per step. max_context: None takes the model's. isa: "auto" or one of octavo.kernels.isas().
-    act: "pairs" (int8 groups of 32 in pairs, bf16 cache), "int8" (single ones: faster by a third to
-    a half where arithmetic is the limit, 30 times as far from fp32), "bf16", "fp32" (cache
-    included), or "auto" (pairs for models narrower than NARROW, else int8). pin: bind threads to
-    processors. eager: run the program op by op, for debugging."""
+    act: "pairs" (int8 groups of 32 in pairs), "int8" (single ones: faster by a third to a half
+    where arithmetic is the limit, 30 times as far from fp32), "bf16", "fp32", or "auto" (pairs for
+    models narrower than NARROW, else int8). kv_dtype: how the cache holds keys and values: "bf16",
+    "int8" with a scale for each token and head, "fp32", or "auto" (fp32 with fp32 activations, else
+    bf16). pin: bind threads to processors. eager: run the program op by op, for debugging."""
 
     threads: int | None = None
     kv_bytes: int | None = None
@@ -75,6 +77,7 @@ class CpuOptions:
     max_context: int | None = None
     isa: str = "auto"
     act: Act = "auto"
+    kv_dtype: KvDtype = "auto"
     pin: bool = False
     eager: bool = False
 
@@ -113,9 +116,15 @@ class CpuExecutor:
         config = checkpoint.config
         if options.act == "auto":
             options = replace(options, act="pairs" if config.hidden_size < NARROW else "int8")
+        if options.kv_dtype == "auto":
+            options = replace(options, kv_dtype="fp32" if options.act == "fp32" else "bf16")
+        if options.kv_dtype not in KV_DTYPES:
+            raise EngineError(
+                f"kv_dtype must be auto, {', '.join(KV_DTYPES)}, got {options.kv_dtype!r}"
+            )
         context = min(options.max_context or config.max_context, config.max_context)
-        itemsize = 4 if options.act == "fp32" else 2
-        self.budget = kv_budget(config, itemsize, options.kv_bytes, options.max_rows * context)
+        tokens = options.max_rows * context
+        self.budget = kv_budget(config, options.kv_dtype, options.kv_bytes, tokens)
         self.config = config
         self.options = options
         self.program = trace(config)
@@ -223,7 +232,7 @@ def _new_executor(config: ModelConfig, options: CpuOptions, capacity: Capacity) 
     native.threads = options.threads or _cpu.affinity_count()
     native.pin = options.pin
     native.products = PRODUCTS.get(options.act, _cpu.Products.INT8)
-    native.fp32 = options.act == "fp32"
+    native.kv_type = options.kv_dtype
     native.max_tokens = capacity.max_tokens
     native.max_outputs = capacity.max_outputs
     native.max_context = capacity.max_context

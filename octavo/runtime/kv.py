@@ -10,14 +10,16 @@ from pathlib import Path
 
 from octavo.errors import EngineError
 from octavo.models.config import ModelConfig
+from octavo.ops.table import Heads
 
 BLOCK_TOKENS = 32
 FREE_SHARE = 0.5
 
 
-def block_bytes(config: ModelConfig, itemsize: int) -> int:
-    """Bytes of one block: K and V of 32 tokens in every layer, `itemsize` bytes a number."""
-    return 2 * BLOCK_TOKENS * config.kv_size * config.num_layers * itemsize
+def token_bytes(config: ModelConfig, dtype: str) -> int:
+    """Bytes of one token's K and V in every layer, kept as `dtype` (one of KV_DTYPES)."""
+    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+    return heads.kv_bytes(dtype) * config.num_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,10 @@ class KvBudget:
         return self.num_blocks * self.block_bytes
 
 
-def kv_budget(
-    config: ModelConfig, itemsize: int, kv_bytes: int | None, most_tokens: int
-) -> KvBudget:
+def kv_budget(config: ModelConfig, dtype: str, kv_bytes: int | None, most_tokens: int) -> KvBudget:
     """A pool of kv_bytes; by default what `most_tokens` tokens need, but at most half of what is
     free. Raises EngineError where not even one block fits, or the machine has less memory."""
-    size = block_bytes(config, itemsize)
+    size = token_bytes(config, dtype) * BLOCK_TOKENS
     if kv_bytes is not None:
         if kv_bytes > (most := _meminfo("MemTotal")):
             raise EngineError(f"a KV pool of {kv_bytes} bytes is beyond this machine's {most}")

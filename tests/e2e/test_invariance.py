@@ -103,9 +103,9 @@ def requests(checkpoint):
     return _requests(load_tokenizer(checkpoint).encode(TEXT), 64)
 
 
-def _executor(checkpoint, threads, isa="auto"):
-    options = CpuOptions(threads=threads, kv_bytes=512 << 20, max_tokens=512, max_rows=64, isa=isa)
-    return CpuExecutor(checkpoint, options)
+def _executor(checkpoint, threads, **more):
+    options = CpuOptions(threads=threads, kv_bytes=512 << 20, max_tokens=512, max_rows=64)
+    return CpuExecutor(checkpoint, replace(options, **more))
 
 
 @pytest.fixture(scope="module")
@@ -164,10 +164,27 @@ def test_one_thread(alone, checkpoint, requests):
 @pytest.mark.parametrize("isa", [isa for isa in isas() if isa != isas()[0]])
 def test_other_instruction_sets(isa, checkpoint, requests):
     some = [requests[i] for i in (0, 3, 5, 6)]
-    executor = _executor(checkpoint, 2, isa)
+    executor = _executor(checkpoint, 2, isa=isa)
     alone = Run(executor, caching=False).answers(some, 1)
     run = Run(executor, max_tokens=16)
     assert run.answers(some, 4) == alone
     again = [replace(r, id=f"again {r.id}") for r in some]
     assert list(run.answers(again, 2).values()) == list(alone.values())
-    assert Run(_executor(checkpoint, 1, isa)).answers(some, 4) == alone
+    assert Run(_executor(checkpoint, 1, isa=isa)).answers(some, 4) == alone
+
+
+def test_int8_cache(checkpoint, requests, alone):
+    """Chunks, neighbours, hits, preemption and threads under --kv-dtype int8."""
+    some = [requests[i] for i in (0, 2, 3, 4, 5, 6, 8, 20)]
+    executor = _executor(checkpoint, 2, kv_dtype="int8")
+    expected = Run(executor, caching=False).answers(some, 1)
+    assert any(expected[key] != alone[key] for key in expected)
+    run = Run(executor, max_tokens=16)
+    assert run.answers(some, 8) == expected
+    again = [replace(r, id=f"again {r.id}") for r in some]
+    assert list(run.answers(again, 8).values()) == list(expected.values())
+    assert run.scheduler.stats.counters.cached_tokens > SHARED
+    small = Run(executor, num_blocks=13, max_tokens=64)
+    assert small.answers(some, 8) == expected
+    assert small.scheduler.stats.counters.preemptions >= 1
+    assert Run(_executor(checkpoint, 1, kv_dtype="int8")).answers(some, 8) == expected

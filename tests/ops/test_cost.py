@@ -13,8 +13,8 @@ from tests.ops.configs import GEMMA3, LLAMA, SMOLLM2
 BOX = Hardware("box", 55e9, 700e9, 300e9, op_seconds=1e-6, step_seconds=1e-4)
 
 
-def step(*rows: tuple[int, int, int], kv_itemsize: int = 2) -> StepShape:
-    return StepShape(tuple(RowShape(*row) for row in rows), kv_itemsize)
+def step(*rows: tuple[int, int, int], kv_dtype: str = "bf16") -> StepShape:
+    return StepShape(tuple(RowShape(*row) for row in rows), kv_dtype)
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5, 8, 100])
@@ -64,6 +64,9 @@ def test_decode_reads_every_weight_once_and_the_context():
     assert work.weight_bytes == pytest.approx(linears + norms + embedding + gathered)
     kv_token = 30 * 2 * 192 * 2
     assert work.kv_bytes == 1000 * kv_token + kv_token
+    small = cost(program.typed(types), step((999, 1, 1), kv_dtype="int8"), BOX).work
+    assert small.kv_bytes == 1001 * 30 * 2 * 3 * (64 + 2)
+    assert small.weight_bytes == work.weight_bytes
 
 
 def test_weights_are_read_once_however_many_rows_and_the_head_only_for_outputs():

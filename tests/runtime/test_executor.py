@@ -133,9 +133,13 @@ def test_digests_choose_what_whole_logits_choose(threads, count, isa):
 
 
 @pytest.mark.parametrize("isa", isas())
-@pytest.mark.parametrize("act", ["auto", "int8", "bf16", "fp32"])
-def test_every_isa_is_invariant_and_near_the_best(isa, act, whole):
-    executor = small.executor(isa=isa, act=act)
+@pytest.mark.parametrize(
+    "mode",
+    [{}, {"act": "int8"}, {"act": "bf16"}, {"act": "fp32"}, {"kv_dtype": "int8"}],
+    ids=str,
+)
+def test_every_isa_is_invariant_and_near_the_best(isa, mode, whole):
+    executor = small.executor(isa=isa, **mode)
     assert executor.isa == isa
     sizes = [100, 1, 1, 60, 94, 44]
     alone = _in_chunks(executor, sizes)
@@ -166,6 +170,36 @@ def test_what_a_block_held_before_does_not_matter(whole):
     assert np.array_equal(_whole(executor, TEXT[:200]), whole[:200])
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_an_int8_cache_is_invariant_too(threads):
+    exact = _whole(small.executor(act="fp32", max_tokens=300))
+    alone = _whole(small.executor(act="fp32", kv_dtype="int8", max_tokens=300))
+    assert 0 < np.linalg.norm(alone - exact) / np.linalg.norm(exact) < 0.02
+    executor = small.executor(act="fp32", kv_dtype="int8", threads=threads)
+    sizes = [1, 2, 3, 4, 5, 16, 1, 64, 65, 100, 1, 38]
+    assert np.array_equal(_in_chunks(executor, sizes), alone)
+    mate = small.tokens(6, 70)
+    at = 0
+    for size in (90, 1, 7):
+        rows = [small.row(1, at % 60, mate[:9], [8], small.table(1))]
+        rows.append(small.row(0, at, TEXT[at : at + size], range(size), small.table(0)))
+        assert np.array_equal(executor.logits(small.batch(*rows))[1:], alone[at : at + size])
+        at += size
+
+
+def test_the_same_memory_holds_about_twice_the_tokens_in_int8():
+    pools = {kind: small.executor(kv_dtype=kind) for kind in ("bf16", "int8", "fp32")}
+    for kind, executor in pools.items():
+        held = executor.memory()["kv"]
+        assert held == executor.budget.nbytes <= 24 << 20, kind
+        assert held > 24 << 20 - executor.budget.block_bytes
+    blocks = {kind: executor.capacity.num_blocks for kind, executor in pools.items()}
+    # 64 bytes and a scale of 2 a head, against 128 and 256.
+    assert blocks["int8"] == (24 << 20) // (32 * 3 * 2 * 2 * 66)
+    assert blocks["int8"] == pytest.approx(128 / 66 * blocks["bf16"], abs=2)
+    assert blocks["fp32"] == blocks["bf16"] // 2
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 6])
 @pytest.mark.parametrize("head_dim", [16, 80, 96, 128, 256])
 def test_head_shapes(kv_heads, head_dim):
@@ -173,9 +207,9 @@ def test_head_shapes(kv_heads, head_dim):
         head_dim=head_dim, num_kv_heads=kv_heads, num_layers=1, rope_index=(1,), windows=(30,)
     )
     ids = TEXT[:70]
-    for act in ("auto", "fp32"):
-        two = small.executor(cfg, act=act, threads=2)
-        one = small.executor(cfg, act=act)
+    for mode in ({}, {"act": "fp32"}, {"kv_dtype": "int8"}):
+        two = small.executor(cfg, threads=2, **mode)
+        one = small.executor(cfg, **mode)
         at = small.table(0)
         first = two.logits(small.batch(small.row(0, 0, ids[:33], range(33), at)))
         rest = two.logits(small.batch(small.row(0, 33, ids[33:], range(37), at)))
@@ -238,6 +272,7 @@ def test_bad_options_are_engine_errors():
     for options, message in [
         ({"isa": "sse9"}, "not usable"),
         ({"act": "fp8"}, "act"),
+        ({"kv_dtype": "int4"}, "kv_dtype"),
         ({"kv_bytes": 10}, "one block"),
     ]:
         with pytest.raises(EngineError, match=message):

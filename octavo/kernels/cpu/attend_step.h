@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "attention.h"
@@ -9,6 +10,9 @@
 #include "memory.h"
 
 namespace octavo {
+
+KvType kv_type_named(const std::string& name);  // bf16, fp32 or int8; throws invalid_argument
+const char* kv_type_name(KvType type);
 
 // One sequence's share of a step.
 struct StepRow {
@@ -26,9 +30,9 @@ struct HeadShape {
 struct KvCache {
   uint8_t* data = nullptr;
   int64_t num_blocks = 0, head_bytes = 0, layer_bytes = 0, block_bytes = 0;
-  bool fp32 = false;
+  KvType type = KvType::BF16;
 
-  static KvCache shape(int64_t num_layers, const HeadShape& heads, bool fp32);  // without memory
+  static KvCache shape(int64_t num_layers, const HeadShape& heads, KvType type);  // without memory
   uint8_t* at(int64_t block, int64_t layer, int64_t head) const {
     return data + block * block_bytes + layer * layer_bytes + head * head_bytes;
   }
@@ -45,35 +49,46 @@ struct AttendCall {
   Acts acts = {};
 };
 
+// The work of a step, cut into units: a tile of rows with all the splits it sees, or, of a tile that
+// is much of the whole, one split. Units only say who computes what; every tile's splits are folded
+// in the same order.
 class AttendPlan {
  public:
   AttendPlan(const HeadShape& heads, int threads, int64_t max_context, int64_t max_tokens);
+  void add_window(int64_t window);  // of the layers to come; before the first plan()
   void plan(const std::vector<StepRow>& rows);
-  // Takes work from `next` until there is none; every thread of the step calls it.
-  void run(const AttentionTable& kernels, const KvCache& kv, const AttendCall& call,
+  // Every thread of the step calls it once for each call; `next`: a counter, 0 before.
+  void run(const AttentionTable& kernels, const KvCache& kv, const AttendCall& call, int thread,
            std::atomic<int64_t>& next);
   size_t scratch_bytes() const { return states_.bytes(); }
 
  private:
-  struct Item {
+  struct Unit {
     int32_t row, kv_head, row0, rows;
+    int32_t split0, split1;
+    int32_t cut;    // number of the cut tile that it is part of; -1: the whole tile
+    int64_t until;  // cost of all units up to this one
   };
-  AttendArgs args(const Item& item, const KvCache& kv, const AttendCall& call) const;
-  void finish(const AttentionTable& k, const AttendCall& call, const Item& item,
+  // The units for the layers of one window, and where each thread's own run of them ends.
+  struct Shares {
+    int64_t window;
+    std::vector<Unit> units;
+    std::vector<int64_t> ends;
+  };
+  void plan_window(Shares& shares);
+  AttendArgs args(const Unit& unit, const KvCache& kv, const AttendCall& call) const;
+  void compute(const AttentionTable& k, const KvCache& kv, const AttendCall& call,
+               const Unit& unit, const Unit* then);
+  void finish(const AttentionTable& k, const AttendCall& call, const Unit& unit,
               const AttendArgs& a, const float* state) const;
-  void run_whole(const AttentionTable& k, const KvCache& kv, const AttendCall& call,
-                 std::atomic<int64_t>& next);
-  void run_split(const AttentionTable& k, const KvCache& kv, const AttendCall& call,
-                 std::atomic<int64_t>& next);
 
   const HeadShape heads_;
   const int threads_;
-  const int64_t max_splits_;
+  const int64_t max_splits_, max_tokens_;
   const std::vector<StepRow>* rows_ = nullptr;
-  std::vector<Item> items_;
-  bool split_ = false;
-  Region states_;  // [item][split][state] in split mode
-  std::unique_ptr<std::atomic<int32_t>[]> done_;
+  std::vector<Shares> shares_;
+  Region states_;  // [cut tile][split][state]
+  std::unique_ptr<std::atomic<int32_t>[]> done_;  // of each cut tile: splits done
 };
 
 }  // namespace octavo

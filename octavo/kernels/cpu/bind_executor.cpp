@@ -10,7 +10,6 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -204,44 +203,6 @@ nb::dict memory(const BoundExecutor& self) {
 
 // --- Single kernels, for tests ---
 
-// One sequence whose keys and values go into a cache with shuffled blocks, where every other byte is
-// 0xff (NaN in both formats); then its last n tokens attend.
-Output attend(const Floats& q, const Floats& k, const Floats& v, double scale, int64_t window,
-              int threads, bool fp32, const std::string& isa) {
-  if (q.ndim() != 3 || k.ndim() != 3 || v.ndim() != 3)
-    throw std::invalid_argument("q [n, heads, dim], k and v [context, kv heads, dim]");
-  const Kernels& kernels = kernels_of(isa);
-  const HeadShape heads{int32_t(q.shape(1)), int32_t(k.shape(1)), int32_t(q.shape(2))};
-  const int64_t n = int64_t(q.shape(0)), context = int64_t(k.shape(0)), dim = heads.head_dim;
-  KvCache kv = KvCache::shape(2, heads, fp32);
-  const int64_t blocks = (context + 31) / 32;
-  kv.num_blocks = blocks + 3;
-  std::vector<uint8_t> cache(size_t(kv.num_blocks * kv.block_bytes + 64), 0xff);
-  kv.data = cache.data() + (64 - reinterpret_cast<uintptr_t>(cache.data()) % 64) % 64;
-  std::vector<int32_t> table;
-  for (int64_t b = 0; b < blocks; ++b) table.push_back(int32_t((b * 7 + 3) % kv.num_blocks));
-  if (kv.num_blocks % 7 == 0) std::iota(table.begin(), table.end(), 1);
-  for (int64_t t = 0; t < context; ++t)
-    for (int64_t h = 0; h < heads.num_kv_heads; ++h) {
-      uint8_t* at = kv.at(table[size_t(t / 32)], 1, h);
-      const int64_t row = (t * heads.num_kv_heads + h) * dim;
-      kernels.rows->store_k(k.data() + row, dim, at, t % 32, fp32);
-      kernels.rows->store_v(v.data() + row, dim, 0, dim, at + kv.head_bytes / 2, t % 32, fp32);
-    }
-  Output out = new_output({size_t(n), size_t(heads.num_heads), size_t(dim)});
-  AttendPlan plan(heads, threads, context, n);
-  const std::vector<StepRow> rows{{context - n, n, 0, table.data()}};
-  plan.plan(rows);
-  std::atomic<int64_t> next{0};
-  const AttendCall call{q.data(), out.data(), heads.num_heads * dim, 1, window, float(scale)};
-  Pool pool(threads, false);
-  auto job = [&](int) { plan.run(*kernels.attention, kv, call, next); };
-  using Job = decltype(job);
-  nb::gil_scoped_release release;
-  pool.run([](void* f, int thread) { (*static_cast<Job*>(f))(thread); }, &job);
-  return out;
-}
-
 Output rms_norm(const Floats& x, const Floats& w, double eps, const std::string& isa) {
   Output out = new_output({x.size()});
   kernels_of(isa).rows->rms_norm(x.data(), w.data(), int64_t(x.size()), float(eps), out.data());
@@ -318,6 +279,10 @@ void bind_executor(nb::module_& m) {
       .def_rw("pin", &ExecutorConfig::pin)
       .def_rw("products", &ExecutorConfig::products)
       .def_rw("fp32", &ExecutorConfig::fp32)
+      .def_prop_rw(
+          "kv_type",
+          [](const ExecutorConfig& c) { return std::string(kv_type_name(c.kv_type)); },
+          [](ExecutorConfig& c, const std::string& name) { c.kv_type = kv_type_named(name); })
       .def_rw("max_tokens", &ExecutorConfig::max_tokens)
       .def_rw("max_outputs", &ExecutorConfig::max_outputs)
       .def_rw("max_context", &ExecutorConfig::max_context)
@@ -347,8 +312,6 @@ void bind_executor(nb::module_& m) {
         return std::string(const_cast<BoundExecutor&>(s).executor.kernels().name);
       })
       .def_prop_ro("threads", [](BoundExecutor& s) { return s.executor.pool().threads(); });
-  m.def("attend", &attend, "q"_a, "k"_a, "v"_a, "scale"_a, "window"_a = 0, "threads"_a = 1,
-        "fp32"_a = false, "isa"_a = "auto");
   m.def("rms_norm", &rms_norm, "x"_a, "w"_a, "eps"_a, "isa"_a = "auto");
   m.def("act_mul", &act_mul, "act"_a, "gate"_a, "up"_a, "isa"_a = "auto");
   m.def("rope", &rope, "x"_a, "cos"_a, "sin"_a, "isa"_a = "auto");

@@ -59,7 +59,7 @@ Executor::Executor(const ExecutorConfig& config)
       linear_(*kernels_.linear),
       rows_(*kernels_.rows),
       pool_(config.threads, config.pin),
-      kv_(KvCache::shape(config.num_layers, config.heads, config.fp32)),
+      kv_(KvCache::shape(config.num_layers, config.heads, config.kv_type)),
       attention_(config.heads, config.threads, config.max_context, config.max_tokens),
       wanted_attention_(config.heads, config.threads, config.max_context, config.max_outputs) {
   const HeadShape& h = config.heads;
@@ -90,7 +90,11 @@ const float* Executor::keep_vector(const float* data, int64_t n) {
   return vectors_.back().get();
 }
 
-void Executor::add_op(OpSpec op) { ops_.push_back(std::move(op)); }
+void Executor::add_op(OpSpec op) {
+  if (op.kind == OpKind::Attend)
+    (op.wanted ? wanted_attention_ : attention_).add_window(op.window);
+  ops_.push_back(std::move(op));
+}
 
 uint32_t Executor::needs(const OpSpec& op) const {
   uint32_t all = 0;
@@ -496,10 +500,11 @@ void Executor::norm_qkv(const OpSpec& op, Thread& t) {
     barrier(t);
     return;
   }
-  // A head of q or k is one unit, for its rotation; v comes in panels, and last, to even out.
+  // A head of q or k is one unit, for its rotation; v comes in panels (or heads, where a head has
+  // one scale), and last, to even out.
   const int64_t total = heads * head_panels + v_panels;
   const int64_t run = n == 1 ? heads : std::min(heads / n, total * 7 / 8 / n / head_panels);
-  const int64_t left = heads - run * n, grain = n == 1 ? v_panels : 2;
+  const int64_t left = heads - run * n, grain = n == 1 ? v_panels : kv_.type == KvType::INT8 ? head_panels : 2;
   std::atomic<int64_t>& next = counters_[size_t(t.counter++)];
   if (run > 0) qkv_heads(op, acts, t, t.index * run, (t.index + 1) * run, 0, rows);
   for (int64_t u = next.fetch_add(1); u < left + ceil_div(v_panels, grain); u = next.fetch_add(1)) {
@@ -541,7 +546,7 @@ void Executor::qkv_heads(const OpSpec& op, const Acts& acts, Thread& t, int64_t 
       for (int64_t h = k0; h < k1; ++h) {
         float* k = t.tile + (r - r0) * width + (h - k0) * dim;
         rotate(op, op.k_norm, bias ? bias + h * dim : nullptr, k, r);
-        rows_.store_k(k, dim, block_of(r, op.layer, h), slot_[size_t(r)], config_.fp32);
+        rows_.store_k(k, dim, block_of(r, op.layer, h), slot_[size_t(r)], kv_.type);
       }
   }
 }
@@ -550,7 +555,8 @@ void Executor::qkv_heads(const OpSpec& op, const Acts& acts, Thread& t, int64_t 
 void Executor::qkv_values(const OpSpec& op, const Acts& acts, Thread& t, int64_t p0, int64_t p1,
                           int64_t r0, int64_t r1) {
   const HeadShape& h = config_.heads;
-  const int64_t dim = h.head_dim, fit = std::max<int64_t>(1, TILE_FLOATS / ((r1 - r0) * LANES));
+  const int64_t dim = h.head_dim, whole = dim / LANES;
+  const int64_t fit = std::max<int64_t>(1, TILE_FLOATS / ((r1 - r0) * dim)) * whole;
   const float* bias = op.bias ? op.bias + (h.num_heads + h.num_kv_heads) * dim : nullptr;
   for (int64_t p = p0; p < p1; p += fit) {
     const int64_t end = std::min(p + fit, p1), width = (end - p) * LANES;
@@ -561,7 +567,7 @@ void Executor::qkv_values(const OpSpec& op, const Acts& acts, Thread& t, int64_t
       for (int64_t i = p * LANES; i < end * LANES;) {
         const int64_t head = i / dim, d0 = i % dim, d1 = std::min(dim, d0 + end * LANES - i);
         uint8_t* values = block_of(r, op.layer, head) + kv_.head_bytes / 2;
-        rows_.store_v(v + (i - p * LANES), dim, d0, d1, values, slot_[size_t(r)], config_.fp32);
+        rows_.store_v(v + (i - p * LANES), dim, d0, d1, values, slot_[size_t(r)], kv_.type);
         i += d1 - d0;
       }
     }
@@ -589,7 +595,7 @@ void Executor::attend(const OpSpec& op, Thread& t) {
     call.acts = passed_acts(reader);
   }
   AttendPlan& plan = op.wanted ? wanted_attention_ : attention_;
-  plan.run(*kernels_.attention, kv_, call, counters_[size_t(t.counter++)]);
+  plan.run(*kernels_.attention, kv_, call, t.index, counters_[size_t(t.counter++)]);
   barrier(t);
 }
 

@@ -52,7 +52,7 @@ struct ExecutorConfig {
   int threads = 1;
   bool pin = false;
   Products products = Products::INT8;
-  bool fp32 = false;  // the cache, against bf16
+  KvType kv_type = KvType::BF16;
   int64_t max_tokens = 0, max_rows = 0, max_outputs = 0, max_context = 0;
   int64_t num_layers = 0, num_blocks = 0, hidden = 0, vocab = 0;
   HeadShape heads;

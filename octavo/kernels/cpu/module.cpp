@@ -16,6 +16,7 @@ void bind_linear(nb::module_& m);
 void bind_sample(nb::module_& m);
 void bind_executor(nb::module_& m);
 void bind_lab(nb::module_& m);
+void bind_attend(nb::module_& m);
 
 namespace {
 
@@ -37,4 +38,5 @@ NB_MODULE(_cpu, m) {
   octavo::bind_sample(m);
   octavo::bind_executor(m);
   octavo::bind_lab(m);
+  octavo::bind_attend(m);
 }

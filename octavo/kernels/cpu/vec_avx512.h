@@ -20,6 +20,7 @@
 //   load_i8(p) load_u8(p) -> I          store_i8(p, I) saturates
 //   store_i8_sums(p, I a, I b)          both, saturated, to p[0..31]; {first, second}: their sums
 //   exp_(F)                             relative error <= 2e-7; exp(-inf) = 0, exp(NaN) = NaN
+//   exp2_(F)                            2^x for x < 128, likewise
 //   dot_u8s8(I acc, B w, quad)          lane i: acc + sum over j<4 of u8 w[4i+j] * s8 quad[j],
 //                                       exact in int32; quad is const int8_t* or its int32
 //   dot_u7s8(I acc, B w, quad)          the same for w <= 127, where AVX2 is twice as fast
@@ -220,6 +221,17 @@ OCTAVO_INLINE F exp_(F x) {
   p = fma(p, r, set1(1.666764007e-1f));
   p = fma(p, r, set1(4.999914615e-1f));
   p = fma(p, r, set1(9.999997054e-1f));
+  p = fma(p, r, set1(1.0f));
+  return {_mm512_scalef_ps(p.v, n.v)};
+}
+
+OCTAVO_INLINE F exp2_(F x) {
+  x = max(set1(-150.0f), x);  // NaN is the second operand: it passes
+  const F n = round(x), r = sub(x, n);
+  F p = fma(r, set1(1.326472730e-3f), set1(9.671512991e-3f));
+  p = fma(p, r, set1(5.550733581e-2f));
+  p = fma(p, r, set1(2.402224243e-1f));
+  p = fma(p, r, set1(6.931470037e-1f));
   p = fma(p, r, set1(1.0f));
   return {_mm512_scalef_ps(p.v, n.v)};
 }

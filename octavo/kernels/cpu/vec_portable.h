@@ -287,6 +287,19 @@ OCTAVO_INLINE F exp_(F x) {
   return select(nan, given, scale_exp2(p, n));
 }
 
+OCTAVO_INLINE F exp2_(F x) {
+  const M nan = ne(x, x);
+  const F given = x;
+  x = min(set1(128.0f), max(set1(-150.0f), select(nan, zero_f(), x)));
+  const F n = round(x), r = sub(x, n);
+  F p = fma(r, set1(1.326472730e-3f), set1(9.671512991e-3f));
+  p = fma(p, r, set1(5.550733581e-2f));
+  p = fma(p, r, set1(2.402224243e-1f));
+  p = fma(p, r, set1(6.931470037e-1f));
+  p = fma(p, r, set1(1.0f));
+  return select(nan, given, scale_exp2(p, n));
+}
+
 OCTAVO_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 OCTAVO_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
