@@ -192,7 +192,7 @@ def test_the_same_memory_holds_about_twice_the_tokens_in_int8():
     for kind, executor in pools.items():
         held = executor.memory()["kv"]
         assert held == executor.budget.nbytes <= 24 << 20, kind
-        assert held > 24 << 20 - executor.budget.block_bytes
+        assert held > (24 << 20) - executor.budget.block_bytes
     blocks = {kind: executor.capacity.num_blocks for kind, executor in pools.items()}
     # 64 bytes and a scale of 2 a head, against 128 and 256.
     assert blocks["int8"] == (24 << 20) // (32 * 3 * 2 * 2 * 66)
