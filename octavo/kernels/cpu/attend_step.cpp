@@ -89,9 +89,11 @@ void AttendPlan::plan_window(Shares& shares) {
         for (int64_t row0 = (total - 1) / TILE_ROWS * TILE_ROWS; row0 >= 0; row0 -= TILE_ROWS) {
           const int64_t n = std::min<int64_t>(TILE_ROWS, total - row0);
           const SplitRange s = attend_splits(a, row0, n);
-          const int64_t first = row.start + row0 / group, end = row.start + (row0 + n - 1) / group + 1;
+          const int64_t first = row.start + row0 / group;
+          const int64_t end = row.start + (row0 + n - 1) / group + 1;
           const int64_t tokens = end - (a.window ? std::max<int64_t>(0, first - a.window + 1) : 0);
-          fn(Unit{int32_t(i), h, int32_t(row0), int32_t(n), int32_t(s.begin), int32_t(s.end), -1, 0},
+          fn(Unit{int32_t(i), h, int32_t(row0), int32_t(n), int32_t(s.begin), int32_t(s.end),
+                  -1, 0},
              tokens * (READ_ROWS + n));
         }
     }
@@ -142,7 +144,8 @@ void AttendPlan::run(const AttentionTable& k, const KvCache& kv, const AttendCal
   const int64_t end = shares.ends[size_t(thread)], tail = shares.ends.back();
   for (int64_t i = thread ? shares.ends[size_t(thread) - 1] : 0; i < end; ++i)
     compute(k, kv, call, units[size_t(i)], i + 1 < end ? &units[size_t(i) + 1] : nullptr);
-  for (int64_t i = tail + next.fetch_add(1); i < int64_t(units.size()); i = tail + next.fetch_add(1))
+  const auto count = int64_t(units.size());
+  for (int64_t i = tail + next.fetch_add(1); i < count; i = tail + next.fetch_add(1))
     compute(k, kv, call, units[size_t(i)], nullptr);
 }
 

@@ -49,9 +49,9 @@ struct AttendCall {
   Acts acts = {};
 };
 
-// The work of a step, cut into units: a tile of rows with all the splits it sees, or, of a tile that
-// is much of the whole, one split. Units only say who computes what; every tile's splits are folded
-// in the same order.
+// The work of a step, cut into units: a tile of rows with all the splits it sees, or, of a tile
+// that is much of the whole, one split. Units only say who computes what; every tile's splits are
+// folded in the same order.
 class AttendPlan {
  public:
   AttendPlan(const HeadShape& heads, int threads, int64_t max_context, int64_t max_tokens);

@@ -155,7 +155,8 @@ void block_scores_int8(const int8_t* q, const int32_t (*sum)[2], const uint8_t* 
   for (int i = 0; i < 2; ++i) {
     const F scale = load_bf16(scales + 16 * i);
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) store(s + r * KV_SPLIT + 16 * i, mul(joined(hi[r][i], lo[r][i]), scale));
+    for (int r = 0; r < R; ++r)
+      store(s + r * KV_SPLIT + 16 * i, mul(joined(hi[r][i], lo[r][i]), scale));
   }
 }
 
@@ -251,7 +252,8 @@ struct ScoreRows {
     const auto* q = reinterpret_cast<const typename P::T*>(x.q[r]);
     float* s = &x.scores[r][at];
     if constexpr (sizeof(typename P::T) == 1) block_scores_int8<R>(q, x.q_sum + r, keys, dim, s);
-    else block_scores<P, R>(q, reinterpret_cast<const typename P::T*>(keys), dim, s);
+    else
+      block_scores<P, R>(q, reinterpret_cast<const typename P::T*>(keys), dim, s);
   }
 };
 

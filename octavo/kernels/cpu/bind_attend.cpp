@@ -36,8 +36,8 @@ void on_all(Pool& pool, Job& job) {
   pool.run([](void* f, int thread) { (*static_cast<Job*>(f))(thread); }, &job);
 }
 
-// One sequence whose keys and values go into a cache with shuffled blocks, where every other byte is
-// 0xff (NaN in the floating formats and in scales); then its last n tokens attend.
+// One sequence whose keys and values go into a cache with shuffled blocks, where every other byte
+// is 0xff (NaN in the floating formats and in scales); then its last n tokens attend.
 Output attend(const Floats& q, const Floats& k, const Floats& v, double scale, int64_t window,
               int threads, const std::string& type, const std::string& isa) {
   const Kernels& kernels = kernels_of(isa);

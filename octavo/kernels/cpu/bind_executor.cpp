@@ -278,7 +278,6 @@ void bind_executor(nb::module_& m) {
       .def_rw("threads", &ExecutorConfig::threads)
       .def_rw("pin", &ExecutorConfig::pin)
       .def_rw("products", &ExecutorConfig::products)
-      .def_rw("fp32", &ExecutorConfig::fp32)
       .def_prop_rw(
           "kv_type",
           [](const ExecutorConfig& c) { return std::string(kv_type_name(c.kv_type)); },

@@ -504,7 +504,8 @@ void Executor::norm_qkv(const OpSpec& op, Thread& t) {
   // one scale), and last, to even out.
   const int64_t total = heads * head_panels + v_panels;
   const int64_t run = n == 1 ? heads : std::min(heads / n, total * 7 / 8 / n / head_panels);
-  const int64_t left = heads - run * n, grain = n == 1 ? v_panels : kv_.type == KvType::INT8 ? head_panels : 2;
+  const int64_t left = heads - run * n, part = kv_.type == KvType::INT8 ? head_panels : 2;
+  const int64_t grain = n == 1 ? v_panels : part;
   std::atomic<int64_t>& next = counters_[size_t(t.counter++)];
   if (run > 0) qkv_heads(op, acts, t, t.index * run, (t.index + 1) * run, 0, rows);
   for (int64_t u = next.fetch_add(1); u < left + ceil_div(v_panels, grain); u = next.fetch_add(1)) {

@@ -68,8 +68,8 @@ void rope(float* x, const float* cos, const float* sin, int64_t half) {
   }
 }
 
-// d values as v / scale + 128, and the bits of the scale in bf16. It is rounded up before it divides,
-// so that no value leaves -127..127.
+// d values as v / scale + 128, and the bits of the scale in bf16. It is rounded up before it
+// divides, so that no value leaves -127..127.
 OCTAVO_INLINE uint16_t quantise(const float* x, int64_t d, uint8_t* out) {
   F most = zero_f();
   for (int64_t i = 0; i < d; i += 16) most = max(most, abs(load(x + i)));
