@@ -11,6 +11,8 @@ namespace {
 constexpr int64_t PIECES = 8;
 // Of the work: what goes to the threads in runs, beforehand. The rest is taken by whoever is free.
 constexpr int64_t RUN_SHARE = 7, OF_SHARES = 8;
+// This many units a thread balance well. Where there are more tiles, a unit is several of them.
+constexpr int64_t MANY = 32;
 // Reading a key and its value costs about what this many rows cost to multiply by them.
 constexpr int64_t READ_ROWS = 4;
 
@@ -77,7 +79,11 @@ void AttendPlan::plan(const std::vector<StepRow>& rows) {
 
 void AttendPlan::plan_window(Shares& shares) {
   const int32_t group = heads_.num_heads / heads_.num_kv_heads;
-  // Calls fn(unit, splits, cost) for every tile. The last tiles of a row see most: they come first,
+  int64_t count = 0;
+  for (const StepRow& row : *rows_)
+    count += ceil_div(row.num_tokens * group, TILE_ROWS) * heads_.num_kv_heads;
+  const int64_t height = TILE_ROWS * std::clamp<int64_t>(count / (MANY * threads_), 1, UNIT_TILES);
+  // Calls fn(unit, cost) for every `height` rows. The last of a sequence see most: they come first,
   // so that what is left for the end is small.
   auto tiles = [&](auto fn) {
     for (size_t i = 0; i < rows_->size(); ++i) {
@@ -86,8 +92,8 @@ void AttendPlan::plan_window(Shares& shares) {
       AttendArgs a{};
       a.start = row.start, a.window = shares.window, a.group = group;
       for (int32_t h = 0; h < heads_.num_kv_heads; ++h)
-        for (int64_t row0 = (total - 1) / TILE_ROWS * TILE_ROWS; row0 >= 0; row0 -= TILE_ROWS) {
-          const int64_t n = std::min<int64_t>(TILE_ROWS, total - row0);
+        for (int64_t row0 = (total - 1) / height * height; row0 >= 0; row0 -= height) {
+          const int64_t n = std::min(height, total - row0);
           const SplitRange s = attend_splits(a, row0, n);
           const int64_t first = row.start + row0 / group;
           const int64_t end = row.start + (row0 + n - 1) / group + 1;
@@ -104,7 +110,8 @@ void AttendPlan::plan_window(Shares& shares) {
   shares.units.clear();
   tiles([&](Unit unit, int64_t cost) {
     const int32_t begin = unit.split0, end = unit.split1;
-    if (threads_ == 1 || end - begin < 2 || cost * PIECES * threads_ <= total) {
+    if (threads_ == 1 || end - begin < 2 || unit.rows > TILE_ROWS ||
+        cost * PIECES * threads_ <= total) {
       unit.until = sum += cost;
       shares.units.push_back(unit);
       return;
@@ -151,7 +158,9 @@ void AttendPlan::run(const AttentionTable& k, const KvCache& kv, const AttendCal
 
 void AttendPlan::finish(const AttentionTable& k, const AttendCall& call, const Unit& unit,
                         const AttendArgs& a, const float* state) const {
-  k.finish(a, unit.row0, unit.rows, state);
+  const int64_t stride = attend_state_floats(TILE_ROWS, a.dim);
+  for (int32_t r = 0; r < unit.rows; r += TILE_ROWS)
+    k.finish(a, unit.row0 + r, std::min(TILE_ROWS, unit.rows - r), state + r / TILE_ROWS * stride);
   if (call.prepare_blocks == nullptr) return;
   const int64_t blocks = a.dim / 32, first = (*rows_)[size_t(unit.row)].first;
   for (int64_t row = unit.row0; row < unit.row0 + unit.rows; ++row) {
@@ -175,7 +184,7 @@ void AttendPlan::compute(const AttentionTable& k, const KvCache& kv, const Atten
   }
   const SplitRange own{unit.split0, unit.split1};
   if (unit.cut < 0) {
-    alignas(64) float state[attend_state_floats(TILE_ROWS, MAX_HEAD_DIM)];
+    alignas(64) float state[UNIT_TILES * attend_state_floats(TILE_ROWS, MAX_HEAD_DIM)];
     k.attend(a, unit.row0, unit.rows, own, next, state);
     return finish(k, call, unit, a, state);
   }

@@ -49,9 +49,9 @@ struct AttendCall {
   Acts acts = {};
 };
 
-// The work of a step, cut into units: a tile of rows with all the splits it sees, or, of a tile
-// that is much of the whole, one split. Units only say who computes what; every tile's splits are
-// folded in the same order.
+// The work of a step, cut into units: some tiles of rows with all the splits they see, or, of a
+// tile that is much of the whole, one split. Units only say who computes what; every tile's splits
+// are folded in the same order.
 class AttendPlan {
  public:
   AttendPlan(const HeadShape& heads, int threads, int64_t max_context, int64_t max_tokens);
@@ -66,7 +66,7 @@ class AttendPlan {
   struct Unit {
     int32_t row, kv_head, row0, rows;
     int32_t split0, split1;
-    int32_t cut;    // number of the cut tile that it is part of; -1: the whole tile
+    int32_t cut;    // number of the cut tile that it is part of; -1: whole tiles
     int64_t until;  // cost of all units up to this one
   };
   // The units for the layers of one window, and where each thread's own run of them ends.

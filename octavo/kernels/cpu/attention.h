@@ -6,6 +6,7 @@ namespace octavo {
 
 constexpr int SPLIT_TOKENS = 256;
 constexpr int TILE_ROWS = 12;
+constexpr int UNIT_TILES = 4;  // that share keys and values while these are in a near cache
 constexpr int MAX_HEAD_DIM = 256;
 
 // One sequence and one kv head. Row r of it is token r / group, q head r % group of the group.
@@ -43,13 +44,13 @@ struct Upcoming {
 };
 
 struct AttentionTable {
-  // Attends rows row0 .. row0+rows (<= TILE_ROWS) to some splits, folding one after the other into
-  // `state`, which held nothing.
+  // Attends rows row0 .. row0+rows (at most UNIT_TILES tiles) to some splits, folding one after the
+  // other into each tile's state, which held nothing. From one to the next: that of a full tile.
   void (*attend)(const AttendArgs& a, int64_t row0, int rows, SplitRange splits,
                  const Upcoming& next, float* state);
   // Folds the state of a later split into that of earlier ones: what attend() does itself.
   void (*fold)(float* state, const float* part, int rows, int dim);
-  // Divides by the sums and writes the rows out.
+  // Divides by the sums and writes the rows of one tile out.
   void (*finish)(const AttendArgs& a, int64_t row0, int rows, const float* state);
 };
 

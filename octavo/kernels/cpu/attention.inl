@@ -13,11 +13,15 @@ constexpr int64_t SPLIT_BLOCKS = KV_SPLIT / KV_BLOCK;
 // bf16, or pairs of int8 (256 of the first bytes, then 256 of the second).
 struct AttendScratch {
   alignas(64) float scores[TILE_ROWS][KV_SPLIT];
-  alignas(64) float q[TILE_ROWS][MAX_HEAD_DIM];
   alignas(64) float p[TILE_ROWS][KV_SPLIT];
   alignas(64) float part[TILE_ROWS * (MAX_HEAD_DIM + 2)];
-  float q_scale[TILE_ROWS], p_scale[TILE_ROWS];  // 1 where there is none
-  int32_t q_sum[TILE_ROWS][2], p_sum[TILE_ROWS][2];
+  float p_scale[TILE_ROWS];
+  int32_t p_sum[TILE_ROWS][2];
+};
+struct Queries {
+  alignas(64) float q[TILE_ROWS][MAX_HEAD_DIM];
+  float scale[TILE_ROWS];  // 1 where there is none
+  int32_t sum[TILE_ROWS][2];
 };
 
 // What a split reads: keys and values of its blocks, its tokens lo..hi that any row sees, and the
@@ -244,14 +248,16 @@ OCTAVO_INLINE void cover_rows(int rows, const Fn& f) {
 
 template <class P>
 struct ScoreRows {
+  const Queries& queries;
   AttendScratch& x;
   const uint8_t* keys;
   int64_t dim, at;  // at: the block's first token in the split
   template <int R>
   void run(int r) const {
-    const auto* q = reinterpret_cast<const typename P::T*>(x.q[r]);
+    const auto* q = reinterpret_cast<const typename P::T*>(queries.q[r]);
     float* s = &x.scores[r][at];
-    if constexpr (sizeof(typename P::T) == 1) block_scores_int8<R>(q, x.q_sum + r, keys, dim, s);
+    if constexpr (sizeof(typename P::T) == 1)
+      block_scores_int8<R>(q, queries.sum + r, keys, dim, s);
     else
       block_scores<P, R>(q, reinterpret_cast<const typename P::T*>(keys), dim, s);
   }
@@ -387,7 +393,7 @@ void fold(float* state, const float* part, int rows, int dim) {
   }
 }
 
-void load_query_int8(const float* q, int64_t dim, AttendScratch& x, int row) {
+void load_query_int8(const float* q, int64_t dim, Queries& x, int row) {
   F most = zero_f();
   for (int64_t d = 0; d < dim; d += 16) most = max(most, abs(load(q + d)));
   const float widest = hmax(most);
@@ -395,16 +401,16 @@ void load_query_int8(const float* q, int64_t dim, AttendScratch& x, int row) {
   I sums[2] = {zero_i(), zero_i()};
   for (int64_t d = 0; d < dim; d += 16)
     put_pair(reinterpret_cast<int8_t*>(x.q[row]) + d, load(q + d), inverse, sums);
-  x.q_scale[row] = widest / PAIR_MOST;
-  x.q_sum[row][0] = hsum(sums[0]);
-  x.q_sum[row][1] = hsum(sums[1]);
+  x.scale[row] = widest / PAIR_MOST;
+  x.sum[row][0] = hsum(sums[0]);
+  x.sum[row][1] = hsum(sums[1]);
 }
 
-void load_queries(const AttendArgs& a, int64_t row0, int rows, AttendScratch& x) {
+void load_queries(const AttendArgs& a, int64_t row0, int rows, Queries& x) {
   for (int r = 0; r < rows; ++r) {
     const int64_t row = row0 + r;
     const float* q = a.q + row / a.group * a.q_ld + row % a.group * a.dim;
-    x.q_scale[r] = 1.0f;
+    x.scale[r] = 1.0f;
     if (a.type == KvType::INT8) {
       load_query_int8(q, a.dim, x, r);
       continue;
@@ -445,12 +451,12 @@ SplitKv split_kv(const AttendArgs& a, int64_t row0, int rows, int64_t split, con
 // One split of a tile into `part`. Only blocks that some row sees are touched.
 template <class P>
 void attend_split(const AttendArgs& a, int64_t row0, int rows, int64_t split, const SplitKv& kv,
-                  AttendScratch& x, float* part) {
+                  const Queries& q, AttendScratch& x, float* part) {
   constexpr int MOST = sizeof(typename P::T) == 1 && WIDE_ROWS > 6 ? 6 : WIDE_ROWS;
   for (int64_t b = kv.lo / KV_BLOCK; b * KV_BLOCK < kv.hi; ++b)
-    cover_rows<MOST>(rows, ScoreRows<P>{x, kv.keys[b], a.dim, b * KV_BLOCK});
+    cover_rows<MOST>(rows, ScoreRows<P>{q, x, kv.keys[b], a.dim, b * KV_BLOCK});
   for (int r = 0; r < rows; ++r) {
-    const float scale = a.scale * LOG2_E * x.q_scale[r];
+    const float scale = a.scale * LOG2_E * q.scale[r];
     const RowSum sum = softmax_row<P>(x, r, scale, seen(a, row0 + r, 1, split), kv);
     part[r] = sum.max;
     part[rows + r] = sum.sum;
@@ -458,22 +464,33 @@ void attend_split(const AttendArgs& a, int64_t row0, int rows, int64_t split, co
   cover_rows<WIDE_ROWS>(rows, ValueRows<P>{x, kv, part + 2 * rows});
 }
 
+// Split by split, all tiles with each, so that keys and values come from the second cache for all
+// tiles but the first.
 void attend(const AttendArgs& a, int64_t row0, int rows, SplitRange splits, const Upcoming& next,
             float* state) {
   AttendScratch x;
-  load_queries(a, row0, rows, x);
+  Queries queries[UNIT_TILES];
   const int64_t last = (a.start + (row0 + rows - 1) / a.group) / KV_BLOCK;
+  const int64_t stride = TILE_ROWS * (a.dim + 2);
+  for (int r = 0; r < rows; r += TILE_ROWS)
+    load_queries(a, row0 + r, rows - r < TILE_ROWS ? rows - r : TILE_ROWS, queries[r / TILE_ROWS]);
+  bool begun[UNIT_TILES] = {};
   for (int64_t s = splits.begin; s < splits.end; ++s) {
-    const int64_t at = (s + 1) * SPLIT_BLOCKS;
-    const Upcoming own{a.kv, a.table, at, last + 1};
-    const SplitKv kv = split_kv(a, row0, rows, s, s + 1 < splits.end ? own : next);
-    float* part = s == splits.begin ? state : x.part;
-    switch (a.type) {
-      case KvType::BF16: attend_split<Half>(a, row0, rows, s, kv, x, part); break;
-      case KvType::F32: attend_split<Full>(a, row0, rows, s, kv, x, part); break;
-      case KvType::INT8: attend_split<Bytes>(a, row0, rows, s, kv, x, part); break;
+    const Upcoming own{a.kv, a.table, (s + 1) * SPLIT_BLOCKS, last + 1};
+    for (int r = 0; r < rows; r += TILE_ROWS) {
+      const int tile = r / TILE_ROWS, n = rows - r < TILE_ROWS ? rows - r : TILE_ROWS;
+      const SplitKv kv = split_kv(a, row0 + r, n, s, s + 1 < splits.end ? own : next);
+      if (kv.lo >= kv.hi) continue;  // this tile sees nothing of it
+      float *whole = state + tile * stride, *part = begun[tile] ? x.part : whole;
+      const Queries& q = queries[tile];
+      switch (a.type) {
+        case KvType::BF16: attend_split<Half>(a, row0 + r, n, s, kv, q, x, part); break;
+        case KvType::F32: attend_split<Full>(a, row0 + r, n, s, kv, q, x, part); break;
+        case KvType::INT8: attend_split<Bytes>(a, row0 + r, n, s, kv, q, x, part); break;
+      }
+      if (begun[tile]) fold(whole, part, n, a.dim);
+      begun[tile] = true;
     }
-    if (part != state) fold(state, part, rows, a.dim);
   }
 }
 
