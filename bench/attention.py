@@ -24,7 +24,7 @@ import statistics
 
 from octavo.ceilings import AHEAD, DRAM_BYTES, ROUND_BYTES, UNITS
 from octavo.kernels import _cpu
-from octavo.ops.table import Heads, RowShape
+from octavo.ops.table import KV_DTYPES, Heads, RowShape
 
 CHUNK = 512
 PREFILL = (512, 2048, 4096, 16384)
@@ -58,8 +58,8 @@ class Bench:
         row = RowShape(context - n, n)
         window = self.window or None
         ops = 4 * heads.q_size * row.visible(window) * batch
-        nbytes = heads.kv_bytes(kv) * row.span(window) * batch
-        layers = max(1, DRAM_BYTES // (heads.kv_bytes(kv) * context * batch))
+        nbytes = heads.kv_bytes(KV_DTYPES[kv]) * row.span(window) * batch
+        layers = max(1, DRAM_BYTES // (heads.kv_bytes(KV_DTYPES[kv]) * context * batch))
         reads, peaks = [self.read()], [self.peak()]
         times = _cpu.time_attend(
             (heads.num_heads, heads.num_kv_heads, heads.head_dim), context, n, batch, layers,

@@ -22,7 +22,7 @@ from octavo.ceilings import Ceilings, reread
 from octavo.core.batch import Batch, Row, SampleSpec, Want
 from octavo.core.request import SamplingParams
 from octavo.errors import InvalidRequest
-from octavo.ops.table import RowShape, StepShape
+from octavo.ops.table import KV_DTYPES, RowShape, StepShape
 
 LEAST_STEPS = 5
 Watch = Callable[[str], None]
@@ -211,4 +211,4 @@ def report(assembly: Assembly, case: Case, timed: Timed, ceilings: Ceilings) -> 
 
 def step_shape(assembly: Assembly, rows: tuple[RowShape, ...]) -> StepShape:
     """Rows as a step of this engine, with its kind of KV cache."""
-    return StepShape(rows, assembly.config.kv_dtype)
+    return StepShape(rows, KV_DTYPES[assembly.config.kv_dtype])

@@ -19,7 +19,7 @@ from octavo.core.request import SamplingParams
 from octavo.errors import InvalidRequest
 from octavo.llm import LLM
 from octavo.ops.cost import cost
-from octavo.ops.table import RowShape, StepShape
+from octavo.ops.table import KV_DTYPES, RowShape, StepShape
 
 SEED = 20260229
 
@@ -138,8 +138,10 @@ def roofs(llm: LLM, shape: tuple[int, int, int], ceilings: Ceilings) -> tuple[fl
     capacity, program = llm.assembly.door.capacity, llm.assembly.program
     machine = hardware(ceilings, program, llm.config.act)
 
+    kv = KV_DTYPES[llm.config.kv_dtype]
+
     def seconds(rows: list[RowShape]) -> float:
-        return cost(program, StepShape(tuple(rows), llm.config.kv_dtype), machine).seconds
+        return cost(program, StepShape(tuple(rows), kv), machine).seconds
 
     prefill, left, row = 0.0, prompt * at_once, list[RowShape]()
     while left:

@@ -33,8 +33,19 @@ WEIGHT_BLOCKS: Mapping[str, tuple[int, int]] = {
 
 ACTIVATION_BYTES = 4
 
-# (bytes per number, bytes of the scale that each head's key and each head's value have).
-KV_DTYPES: Mapping[str, tuple[int, int]] = {"bf16": (2, 0), "fp32": (4, 0), "int8": (1, 2)}
+
+@dataclass(frozen=True, slots=True)
+class KvFormat:
+    """How a cache keeps keys and values: bytes a number, and bytes of the scale that each head's
+    key and each head's value have."""
+
+    number: int = 2
+    scale: int = 0
+
+
+KV_DTYPES: Mapping[str, KvFormat] = {
+    "bf16": KvFormat(2), "fp32": KvFormat(4), "int8": KvFormat(1, 2),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +64,9 @@ class Heads:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
-    def kv_bytes(self, dtype: str) -> int:
+    def kv_bytes(self, kv: KvFormat) -> int:
         """What one token's keys and values take in one layer's cache."""
-        number, scale = KV_DTYPES[dtype]
-        return 2 * self.num_kv_heads * (self.head_dim * number + scale)
+        return 2 * self.num_kv_heads * (self.head_dim * kv.number + kv.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +216,10 @@ class RowShape:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """All that a step's cost depends on, besides the program. kv_dtype: one of KV_DTYPES."""
+    """All that a step's cost depends on, besides the program. kv: how the cache keeps them."""
 
     rows: tuple[RowShape, ...]
-    kv_dtype: str = "bf16"
+    kv: KvFormat = KvFormat()
 
     @property
     def num_tokens(self) -> int:
@@ -400,7 +410,7 @@ def _embed_work(call: Call, step: StepShape) -> Work:
 
 
 def _norm_qkv_work(call: Call, step: StepShape) -> Work:
-    written = call.heads.kv_bytes(step.kv_dtype) * step.num_tokens
+    written = call.heads.kv_bytes(step.kv) * step.num_tokens
     return _row_work(call, step, _norm_qkv_shape(call), 1) + Work(kv_bytes=float(written))
 
 
@@ -415,7 +425,7 @@ def _attend_work(call: Call, step: StepShape) -> Work:
     read = sum(row.span(window) for row in rows)
     return Work(
         flops=4.0 * call.heads.q_size * pairs,
-        kv_bytes=float(call.heads.kv_bytes(step.kv_dtype) * read),
+        kv_bytes=float(call.heads.kv_bytes(step.kv) * read),
         activation_bytes=_traffic(call, step, _attend_shape(call)),
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from octavo.errors import EngineError
 from octavo.models.config import ModelConfig
-from octavo.ops.table import Heads
+from octavo.ops.table import KV_DTYPES, Heads
 
 BLOCK_TOKENS = 32
 FREE_SHARE = 0.5
@@ -19,7 +19,7 @@ FREE_SHARE = 0.5
 def token_bytes(config: ModelConfig, dtype: str) -> int:
     """Bytes of one token's K and V in every layer, kept as `dtype` (one of KV_DTYPES)."""
     heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-    return heads.kv_bytes(dtype) * config.num_layers
+    return heads.kv_bytes(KV_DTYPES[dtype]) * config.num_layers
 
 
 @dataclass(frozen=True, slots=True)

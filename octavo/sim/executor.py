@@ -18,7 +18,7 @@ from octavo.core.steptime import Coefficients, StepFeatures, StepModel
 from octavo.errors import EngineError
 from octavo.ops.cost import Hardware
 from octavo.ops.program import Instr, Program
-from octavo.ops.table import TABLE, RowShape, S, StepShape, Work
+from octavo.ops.table import TABLE, KvFormat, RowShape, S, StepShape, Work
 
 Durations = Callable[[Batch], float]
 Rows = list[tuple[int, int, int]]
@@ -224,7 +224,7 @@ def _term(program: Program, instr: Instr, count: int, hw: Hardware, itemsize: in
     call, rule = program.call(instr), TABLE[instr.op].work
 
     def work(*rows: tuple[int, int, int]) -> Work:
-        return rule(call, StepShape(tuple(RowShape(*row) for row in rows), itemsize))
+        return rule(call, StepShape(tuple(RowShape(*row) for row in rows), KvFormat(itemsize)))
 
     if instr.op == "attend":
         window = dict(instr.attrs)["window"]

@@ -17,7 +17,7 @@ from octavo.errors import InvalidRequest
 from octavo.models.config import ModelConfig
 from octavo.ops.cost import Hardware, cost
 from octavo.ops.program import Program
-from octavo.ops.table import WEIGHT_BLOCKS, RowShape, StepShape
+from octavo.ops.table import WEIGHT_BLOCKS, KvFormat, RowShape, StepShape
 from octavo.ops.trace import trace
 from octavo.sim.executor import Roofline
 from octavo.sim.hardware import Device, Efficiency
@@ -230,7 +230,7 @@ def analyse(placement: Placement, context: int) -> Analysis:
 
 
 def _shape(placement: Placement, rows: Sequence[tuple[int, int, int]]) -> StepShape:
-    return StepShape(tuple(RowShape(*row) for row in rows), placement.kv_itemsize)
+    return StepShape(tuple(RowShape(*row) for row in rows), KvFormat(placement.kv_itemsize))
 
 
 def _decode(placement: Placement, durations: Roofline, batch: int, context: int) -> Decode:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from octavo.ops.cost import Hardware, cost
-from octavo.ops.table import RowShape, StepShape
+from octavo.ops.table import KV_DTYPES, RowShape, StepShape
 from octavo.ops.trace import trace
 from tests.models import tiny
 from tests.ops.configs import GEMMA3, LLAMA, SMOLLM2
@@ -13,8 +13,8 @@ from tests.ops.configs import GEMMA3, LLAMA, SMOLLM2
 BOX = Hardware("box", 55e9, 700e9, 300e9, op_seconds=1e-6, step_seconds=1e-4)
 
 
-def step(*rows: tuple[int, int, int], kv_dtype: str = "bf16") -> StepShape:
-    return StepShape(tuple(RowShape(*row) for row in rows), kv_dtype)
+def step(*rows: tuple[int, int, int], kv: str = "bf16") -> StepShape:
+    return StepShape(tuple(RowShape(*row) for row in rows), KV_DTYPES[kv])
 
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5, 8, 100])
@@ -64,7 +64,7 @@ def test_decode_reads_every_weight_once_and_the_context():
     assert work.weight_bytes == pytest.approx(linears + norms + embedding + gathered)
     kv_token = 30 * 2 * 192 * 2
     assert work.kv_bytes == 1000 * kv_token + kv_token
-    small = cost(program.typed(types), step((999, 1, 1), kv_dtype="int8"), BOX).work
+    small = cost(program.typed(types), step((999, 1, 1), kv="int8"), BOX).work
     assert small.kv_bytes == 1001 * 30 * 2 * 3 * (64 + 2)
     assert small.weight_bytes == work.weight_bytes
 

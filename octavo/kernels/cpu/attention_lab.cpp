@@ -19,9 +19,10 @@ FlashAttention::FlashAttention(const AttentionTable& kernels, const RowTable& ro
     : kernels_(kernels),
       in_(in),
       pool_(threads, false),
-      kv_(KvCache::shape(1, in.heads, false)),
+      kv_(KvCache::shape(1, in.heads, KvType::BF16)),
       plan_(in.heads, threads, in.n, in.n) {
   const int64_t dim = in.heads.head_dim, num_kv = in.heads.num_kv_heads;
+  plan_.add_window(0);
   kv_.num_blocks = (in.n + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
   memory_ = Region(size_t(kv_.num_blocks * kv_.block_bytes));
   kv_.data = memory_.data();
@@ -30,8 +31,8 @@ FlashAttention::FlashAttention(const AttentionTable& kernels, const RowTable& ro
     for (int64_t h = 0; h < num_kv; ++h) {
       uint8_t* at = kv_.at(t / BLOCK_TOKENS, 0, h);
       const int64_t row = (t * num_kv + h) * dim, slot = t % BLOCK_TOKENS;
-      rows.store_k(in.k + row, dim, at, slot, false);
-      rows.store_v(in.v + row, dim, 0, dim, at + kv_.head_bytes / 2, slot, false);
+      rows.store_k(in.k + row, dim, at, slot, kv_.type);
+      rows.store_v(in.v + row, dim, 0, dim, at + kv_.head_bytes / 2, slot, kv_.type);
     }
 }
 
@@ -41,7 +42,7 @@ void FlashAttention::run(float* out) {
   std::atomic<int64_t> next{0};
   const int64_t ld = int64_t(in_.heads.num_heads) * in_.heads.head_dim;
   const AttendCall call{in_.q, out, ld, 0, 0, in_.scale};
-  on_all(pool_, [&](int) { plan_.run(kernels_, kv_, call, next); });
+  on_all(pool_, [&](int thread) { plan_.run(kernels_, kv_, call, thread, next); });
 }
 
 NaiveAttention::NaiveAttention(const NaiveTable& kernels, const AttentionInput& in, int threads)
