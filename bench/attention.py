@@ -12,8 +12,8 @@ context asks for.
 Per cell the median of many calls: microseconds, operations a second (4 a pair of query and key and
 dim), bytes of keys and values a second, and the fraction of the roof: the time to read those bytes
 once or to multiply at the bf16 peak, whichever is longer, over the time taken. (An int8 cache
-multiplies pairs of bytes: two int8 products for one in bf16, at about twice the rate.) The roofs
-are measured beside each cell, in this run.
+multiplies pairs of bytes: two int8 products for one in bf16, at about twice the rate.) The peak is
+measured in this run, the memory again before and after each cell.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import argparse
 import json
 import statistics
 
-from octavo.ceilings import AHEAD, DRAM_BYTES, ROUND_BYTES, UNITS
+from octavo.ceilings import DRAM_BYTES, measure_ceilings, reread
 from octavo.kernels import _cpu
 from octavo.ops.table import KV_DTYPES, Heads, RowShape
 
@@ -38,19 +38,8 @@ class Bench:
 
     def __init__(self, heads: Heads, isa: str, window: int, seconds: float) -> None:
         self.heads, self.isa, self.window, self.seconds = heads, isa, window, seconds
-        self.threads = _cpu.affinity_count()
-
-    def read(self) -> float:
-        """Bytes a second from memory, all cores."""
-        share = DRAM_BYTES // self.threads
-        return max(
-            _cpu.probe_read(self.threads, share, ROUND_BYTES, ahead, self.seconds / 4, self.isa)
-            for ahead in AHEAD
-        )
-
-    def peak(self) -> float:
-        """bf16 operations a second, all cores."""
-        return _cpu.probe_ops(self.threads, UNITS.index("bf16"), self.seconds / 4, self.isa)
+        self.ceilings = measure_ceilings(isa=isa)
+        self.threads = self.ceilings.threads
 
     def cell(self, kv: str, case: tuple[str, int, int]) -> Cell:
         phase, context, batch = case
@@ -60,13 +49,14 @@ class Bench:
         ops = 4 * heads.q_size * row.visible(window) * batch
         nbytes = heads.kv_bytes(KV_DTYPES[kv]) * row.span(window) * batch
         layers = max(1, DRAM_BYTES // (heads.kv_bytes(KV_DTYPES[kv]) * context * batch))
-        reads, peaks = [self.read()], [self.peak()]
+        before = reread(self.ceilings)
         times = _cpu.time_attend(
             (heads.num_heads, heads.num_kv_heads, heads.head_dim), context, n, batch, layers,
             self.window, self.threads, kv, self.isa, self.seconds,
         )  # fmt: skip
         seconds = statistics.median(times)
-        read, peak = max(*reads, self.read()), max(*peaks, self.peak())
+        read = max(before.all.dram, reread(self.ceilings).all.dram)
+        peak = self.ceilings.all.bf16
         memory, compute = nbytes / read, ops / peak
         return {
             "kv": kv, "phase": phase, "context": context, "batch": batch, "seconds": seconds,
