@@ -36,7 +36,7 @@ def assembly() -> Assembly:
     """A small model with all the types of weights on two threads."""
     executor = small.executor(small.config(vocab_size=VOCAB), threads=2)
     checkpoint = small.SmallCheckpoint(executor.config)
-    config = EngineConfig(model="small", threads=2, isa=executor.isa, act="int8")
+    config = EngineConfig(model="small", threads=2, isa=executor.isa, act="int8", kv_dtype="bf16")
     made = put_together(
         Parts(config, "small", FakeTokenizer(), fake_template), executor, VOCAB, "small"
     )

@@ -50,7 +50,6 @@ class ExecutorConfig:
     threads: int
     pin: bool
     products: Products
-    fp32: bool
     kv_type: str
     max_tokens: int
     max_outputs: int
