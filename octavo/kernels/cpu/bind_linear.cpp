@@ -216,6 +216,7 @@ std::vector<double> time_reads(const Packed& p, int64_t panels, int threads, dou
 
 // Has `threads` threads pass all weights one after the other, each its share of the panels, as a
 // step does that computes nothing else: seconds of each of `passes` passes. rows = 0 only reads.
+// Products go into a small tile, as they do where an op uses them at once.
 std::vector<double> time_stream(const std::vector<const Packed*>& weights, int64_t rows,
                                 int passes, int threads, const std::string& isa,
                                 const std::string& act) {
@@ -224,17 +225,18 @@ std::vector<double> time_stream(const std::vector<const Packed*>& weights, int64
   if (rows < 0 || threads < 1 || passes < 1) throw nb::value_error("rows, threads or passes");
   using Clock = std::chrono::steady_clock;
   std::map<std::pair<int64_t, uint32_t>, ActsMemory> acts;
-  int64_t widest = 0;
   for (const Packed* p : weights) {
     const uint32_t needs = forms(t, p->weight.type, act);
-    widest = std::max(widest, p->weight.panels);
     const int64_t k = p->weight.k;
     const auto [at, fresh] = acts.try_emplace({k, needs}, std::max<int64_t>(1, rows), k, needs);
     std::vector<float> x(static_cast<size_t>(k));
     for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7 % 31) - 15.0f;
     for (int64_t r = 0; fresh && r < rows; ++r) t.prepare(at->second.acts, r, x.data());
   }
-  std::vector<float> out(static_cast<size_t>(std::max<int64_t>(1, rows) * widest * 16));
+  constexpr int64_t tile_floats = 32 << 10;
+  const int64_t width = std::max<int64_t>(1, tile_floats / (std::max<int64_t>(1, rows) * 16));
+  const int64_t tile = std::max<int64_t>(1, rows) * width * 16;
+  std::vector<float> out(static_cast<size_t>(tile * threads));
   auto pass = [&](int thread) {
     for (const Packed* p : weights) {
       const PackedWeight& w = p->weight;
@@ -246,7 +248,8 @@ std::vector<double> time_stream(const std::vector<const Packed*>& weights, int64
         continue;
       }
       const Acts& a = acts.at({w.k, forms(t, w.type, act)}).acts;
-      t.linear(w, p0, p1, a, 0, rows, out.data() + p0 * 16, w.panels * 16);
+      for (int64_t p = p0; p < p1; p += width)
+        t.linear(w, p, std::min(p + width, p1), a, 0, rows, out.data() + tile * thread, width * 16);
     }
   };
   nb::gil_scoped_release release;
