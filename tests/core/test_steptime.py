@@ -9,7 +9,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from octavo.core.batch import Batch, Row, Want
+from octavo.core.batch import Batch, Row, StepResult, Want
+from octavo.core.executor import Capacity
+from octavo.core.probe import learn_machine
 from octavo.core.steptime import Coefficients, StepFeatures, StepModel
 
 # A GPU of the middle class with an 8B model.
@@ -134,3 +136,35 @@ def test_the_log_is_one_json_object_a_step() -> None:
     assert [line["seconds"] for line in lines] == [TRUE.seconds(s) for s in steps]
     assert [StepFeatures(*(line[f] for f in StepFeatures._fields)) for line in lines] == steps
     assert set(model.describe()["mixed"]) == set(asdict(TRUE))
+
+
+class Stopwatch:
+    """An executor whose steps take what the truth says, on its own clock."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.capacity, self.now, self.batch = capacity, 0.0, Batch(0, ())
+
+    def submit(self, batch: Batch) -> None:
+        size = self.capacity.block_size
+        for row in batch.rows:
+            assert len(row.block_table) * size >= row.start + len(row.tokens)
+        blocks = [block for row in batch.rows for block in row.block_table]
+        assert len(blocks) == len(set(blocks)) <= self.capacity.num_blocks
+        assert batch.num_tokens <= self.capacity.max_tokens
+        self.batch = batch
+
+    def collect(self) -> StepResult:
+        started = self.now
+        self.now += TRUE.seconds(StepFeatures.of(self.batch))
+        return StepResult(self.batch.step, {}, started, self.now)
+
+
+def test_probes_find_out_how_fast_a_machine_is_before_the_first_request() -> None:
+    executor = Stopwatch(Capacity(512, 32, 512, 64, 512, 4096))
+    model = StepModel(prior(4.0))
+    before = mape(model)
+    assert learn_machine(executor, model, lambda: executor.now) > 30
+    assert executor.now < 0.9
+    assert mape(model) < 0.35 < 5.0 < before
+    tiny = Stopwatch(Capacity(4, 32, 16, 2, 2, 64))
+    assert learn_machine(tiny, StepModel(TRUE), lambda: tiny.now) > 0
