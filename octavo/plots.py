@@ -41,7 +41,8 @@ def figure(
 
     parameters: Any = plt.rcParams
     parameters.update(STYLE)
-    return plt.subplots(rows, columns, figsize=(width, height), layout="constrained")
+    drawing, axes = plt.subplots(rows, columns, figsize=(width, height), layout="constrained")
+    return drawing, axes
 
 
 def round_ticks(axis: Any) -> None:
