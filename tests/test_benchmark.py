@@ -41,7 +41,9 @@ TINY = ModelConfig(
 
 
 def tiny_llm(executor: FakeExecutor) -> LLM:
-    return LLM.over(dataclasses.replace(fake_assembly(executor), program=trace(TINY)))
+    made = fake_assembly(executor)
+    config = dataclasses.replace(made.config, kv_dtype="bf16")
+    return LLM.over(dataclasses.replace(made, program=trace(TINY), config=config))
 
 
 def test_a_bench_reports_every_cell_beside_its_roof() -> None:
