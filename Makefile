@@ -29,7 +29,7 @@ format: $(VENV)/.lint ## let ruff put things in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.bench ## kernels, step and serving, each beside its ceiling
+bench: $(VENV)/.bench ## kernels, whole runs and the parts of a step, each beside its ceiling
 	$(BIN)/python bench/kernels.py
 	$(BIN)/octavo bench offline --model $(MODEL)
 	$(BIN)/octavo bench kernels --model $(MODEL)
