@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
-from octavo.core.request import NO_SLO, Slo, Tier
+from octavo.core.request import NO_SLO, Slo, Tier, shown
 from octavo.errors import InvalidRequest, Unsupported
 from octavo.server.auth import Key
-from octavo.server.headers import header
 
 FIELDS = ("ttft", "tpot", "e2e")
+HEADERS = tuple(f"x-slo-{name}-ms" for name in FIELDS)
 TIERS = {tier.name.lower(): tier for tier in Tier} | {"auto": Tier.DEFAULT}
 FALLBACK = "x-slo-fallback"
 
@@ -65,17 +65,15 @@ class Deadlines:
 
     def asked(self, scope: Scope) -> Slo:
         """What the headers ask for. Raises `InvalidRequest` naming the header."""
-        found: dict[str, Any] = {}
-        for name in FIELDS:
-            title = f"x-slo-{name}-ms"
-            text = header(scope, title.encode())
-            if text:
-                self._known(title)
-                found[name] = _milliseconds(text, title)
-        degrade = _fallback(header(scope, FALLBACK.encode()) or None, FALLBACK)
-        if degrade:
-            self._known(FALLBACK)
-        return Slo(**found, degrade=degrade)
+        given = _given(scope)
+        for title in given:
+            self._known(title)
+        found = {
+            name: _milliseconds(given[title], title)
+            for name, title in zip(FIELDS, HEADERS, strict=True)
+            if title in given
+        }
+        return Slo(**found, degrade=_fallback(given.get(FALLBACK), FALLBACK))
 
     def granted(
         self, asked: Slo, body: SloBody | None, service_tier: str | None, key: Key | None
@@ -84,7 +82,7 @@ class Deadlines:
         if body is not None:
             self._known("slo")
             asked = _merged(asked, body)
-        tier = TIERS.get(service_tier or "auto")
+        tier = TIERS.get("auto" if service_tier is None else service_tier)
         if tier is None:
             words = ", ".join(TIERS)
             raise Unsupported(f"service_tier must be one of {words}", "service_tier")
@@ -125,11 +123,27 @@ def in_force(slo: Slo) -> str:
     return ", ".join(parts)
 
 
+def _given(scope: Scope) -> dict[str, str]:
+    """The x-slo- headers by name. One that is unknown, or there twice, is refused, not ignored."""
+    found: dict[str, str] = {}
+    for key, value in scope["headers"]:
+        if key.startswith(b"x-slo-"):
+            name = key.decode("latin-1")
+            if name not in HEADERS and name != FALLBACK:
+                known = ", ".join((*HEADERS, FALLBACK))
+                raise Unsupported(f"unknown header {shown(name)}; there are {known}", name)
+            if name in found:
+                raise InvalidRequest(f"{name} is given twice", name)
+            found[name] = value.decode("latin-1").strip()
+    return found
+
+
 def _milliseconds(text: str, name: str) -> float:
     try:
-        return _seconds(float(text), name)
+        value = float(text)
     except ValueError:
         raise InvalidRequest(f"{name} must be a number of milliseconds", name) from None
+    return _seconds(value, name)
 
 
 def _seconds(value: float, name: str) -> float:

@@ -91,6 +91,10 @@ async def test_the_body_and_the_tier_say_it_too() -> None:
         ({}, {"slo": {"fallback": "x"}}, "slo.fallback"),
         ({}, {"slo": {"speed": 1}}, "slo.speed"),
         ({}, {"service_tier": "scale"}, "service_tier"),
+        ({}, {"service_tier": ""}, "service_tier"),
+        ({"x-slo-ttft-ms": ""}, {}, "x-slo-ttft-ms"),
+        ({"x-slo-fallback": ""}, {}, "x-slo-fallback"),
+        ({"x-slo-ttft": "100"}, {}, "x-slo-ttft"),
         ({"x-slo-ttft-ms": "100"}, {"slo": {"ttft_ms": 200}}, "slo.ttft_ms"),
     ],
 )
@@ -98,6 +102,22 @@ async def test_a_deadline_that_is_none_is_refused_by_name(headers, body, param) 
     answer = await post(timed(), chat(**body), **headers)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "nan", "inf", "1e400", "86400001"])
+async def test_a_number_that_is_no_deadline_is_told_the_range(word: str) -> None:
+    answer = await post(timed(), chat(), **{"x-slo-e2e-ms": word})
+    assert answer.status_code == 400
+    assert "above 0 and at most 86400000" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("second", ["60000", "1", ""])
+async def test_a_deadline_given_twice_is_refused(second: str) -> None:
+    head = [("x-slo-ttft-ms", "60000"), ("x-slo-ttft-ms", second)]
+    async with inside(timed()) as client:
+        answer = await client.post("/v1/chat/completions", json=chat(), headers=head)
+    assert answer.status_code == 400
+    assert "x-slo-ttft-ms is given twice" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
