@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.errors import InvalidRequest
-from octavo.terminal import as_json, echo_json, plain_table, plot_option, rich_table
+from octavo.terminal import as_json, counted, echo_json, plain_table, plot_option, rich_table
 
 if TYPE_CHECKING:
     from octavo.core.request import Slo
@@ -28,8 +28,14 @@ if TYPE_CHECKING:
 SHAPES = Path(__file__).with_name("shapes.json")
 
 
-def _words(_: click.Context, __: click.Parameter, value: str | None) -> list[str]:
-    return [] if value is None else [word.strip() for word in value.split(",") if word.strip()]
+COUNT = click.IntRange(min=1)
+
+
+def _words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
+    words = [word.strip() for word in value.split(",") if word.strip()]
+    if not words:
+        raise click.BadParameter("give at least one name")
+    return words
 
 
 def _floats(_: click.Context, __: click.Parameter, value: str | None) -> list[float]:
@@ -37,6 +43,12 @@ def _floats(_: click.Context, __: click.Parameter, value: str | None) -> list[fl
         return [] if value is None else [float(word) for word in value.split(",")]
     except ValueError:
         raise click.BadParameter("give numbers, such as 2,4,8") from None
+
+
+def _share(_: click.Context, __: click.Parameter, value: float) -> float:
+    if not 0.0 <= value <= 1.0:  # a NaN is not
+        raise click.BadParameter("give a share of the duration, such as 0.05; at most 1")
+    return value
 
 
 def _window(_: click.Context, __: click.Parameter, value: str | None) -> tuple[float, float] | None:
@@ -63,6 +75,7 @@ def model_config(name: str) -> ModelConfig:
     Raises InvalidRequest with the nearest names, BadFile, UnsupportedModel.
     """
     from octavo.models.config_hf import config_from_hf
+    from octavo.models.safetensors import parse_json
     from octavo.models.weights import open_checkpoint
 
     known, path = shapes(), Path(name)
@@ -72,9 +85,9 @@ def model_config(name: str) -> ModelConfig:
     if path.suffix == ".json" or (path / "config.json").is_file():
         path = path if path.suffix == ".json" else path / "config.json"
         try:
-            return config_from_hf(path, json.loads(path.read_text()))
-        except (OSError, ValueError) as error:
-            raise InvalidRequest(f"{path}: {error}", "model") from error
+            return config_from_hf(path, parse_json(path, path.read_bytes()))
+        except OSError as error:
+            raise InvalidRequest(f"{path}: {error.strerror}", "model") from error
     if path.suffix == ".gguf" and path.is_file():
         return open_checkpoint(path).config
     import difflib
@@ -93,12 +106,15 @@ def devices(names: list[str], prices: tuple[str, ...] = ()) -> list[Device]:
     from octavo.sim import hardware
 
     found = [_here() if name == "here" else hardware.device(name) for name in names]
+    known = [device.name for device in found]
     for word in prices:
         name, _, dollars = word.partition("=")
         try:
             value = float(dollars)
         except ValueError:
             raise InvalidRequest(f"--price {word}: write it like h100=2.50", "price") from None
+        if hardware.ALIASES.get(name, name) not in known:
+            raise InvalidRequest(f"--price {word}: --hardware has only {', '.join(known)}", "price")
         found = [
             d.priced(value) if d.name in (name, hardware.ALIASES.get(name, name)) else d
             for d in found
@@ -131,11 +147,16 @@ Examples:
 @click.option("--hardware", "-H", default="a100,h100,h200,b200,mi300x,l4,rtx-4090,zen4",
               callback=_words, show_default=True,
               help="Machines by name, or `here` to measure this one.")  # fmt: skip
-@click.option("--context", default=4096, show_default=True, help="Tokens of each sequence.")
-@click.option("--tp", default=1, show_default=True, help="Devices that share the model.")
+@click.option(
+    "--context", default=4096, type=COUNT, show_default=True, help="Tokens of each sequence."
+)
+@click.option(
+    "--tp", default=1, type=COUNT, show_default=True, help="Devices that share the model."
+)
 @click.option("--weights", default="bf16", show_default=True,
               help="How matrices are stored: bf16, fp8, q8_0, q6_k, q5_k, q4_k, q4_0.")  # fmt: skip
-@click.option("--kv-bytes", default=2, show_default=True, help="Bytes of a number in the cache.")
+@click.option("--kv-bytes", default=2, type=click.IntRange(1, 4), show_default=True,
+              help="Bytes of a number in the cache.")  # fmt: skip
 @click.option("--peak", is_flag=True, help="Assume that kernels reach the peaks.")
 @click.option("--price", multiple=True, metavar="NAME=DOLLARS", help="Your price of an hour.")
 @plot_option
@@ -248,9 +269,9 @@ Examples:
               help="A well-known model, a config.json or a GGUF file.")  # fmt: skip
 @click.option("--hardware", "-H", default="h100", show_default=True,
               help="The replicas' machine.")  # fmt: skip
-@click.option("--tp", default=1, show_default=True, help="Devices of each replica.")
+@click.option("--tp", default=1, type=COUNT, show_default=True, help="Devices of each replica.")
 @click.option("--weights", default="bf16", show_default=True, help="How matrices are stored.")
-@click.option("--replicas", default=1, show_default=True, help="How many of them.")
+@click.option("--replicas", default=1, type=COUNT, show_default=True, help="How many of them.")
 @click.option("--router", default="least-tokens", show_default=True,
               type=click.Choice(["round-robin", "least-tokens", "predicted"]))  # fmt: skip
 @click.option("--policy", default="fcfs", show_default=True, callback=_words,
@@ -258,12 +279,14 @@ Examples:
 @click.option("--rate", callback=_floats,
               help="Requests a second, one or several; gaps are stretched.")  # fmt: skip
 @click.option("--window", callback=_window, metavar="START:END", help="Only these seconds.")
-@click.option("--head", type=int, help="Only the first so many requests.")
+@click.option("--head", type=COUNT, help="Only the first so many requests.")
 @click.option("--lengths", type=float, help="Factor on prompt and output lengths.")
-@click.option("--max-rows", default=256, show_default=True, help="Most sequences in a step.")
-@click.option("--max-batch-tokens", default="2048", callback=_floats, show_default=True,
+@click.option(
+    "--max-rows", default=256, type=COUNT, show_default=True, help="Most sequences in a step."
+)
+@click.option("--max-batch-tokens", default="2048", callback=counted, show_default=True,
               help="Most tokens in a step, one or several.")  # fmt: skip
-@click.option("--kv-tokens", type=int, help="Tokens of KV (default: what fits).")
+@click.option("--kv-tokens", type=COUNT, help="Tokens of KV (default: what fits).")
 @click.option("--slo-ttft", type=float, metavar="MS", help="Objective for the first token.")
 @click.option("--slo-tpot", type=float, metavar="MS", help="Objective for each further token.")
 @click.option("--steps", type=click.Path(exists=True, dir_okay=False), metavar="RECORDING",
@@ -272,7 +295,8 @@ Examples:
               help="Durations from PREFIX.dense.csv and its companions.")  # fmt: skip
 @click.option("--check", is_flag=True,
               help="TRACE is a recording: does the scheduler decide the same again?")  # fmt: skip
-@click.option("--noise", default=0.0, show_default=True, help="Relative noise on durations.")
+@click.option("--noise", default=0.0, callback=_share, show_default=True,
+              help="Relative noise on durations.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True)
 @plot_option
 @as_json
@@ -319,7 +343,7 @@ def _simulations(trace: str, flags: dict[str, Any]) -> Iterator[tuple[Any, Any]]
     base = _trimmed(workloads.named(trace, seed=flags["seed"]), flags)
     slo = _slo(flags)
     rates: list[float | None] = [*flags["rate"]] or [None]
-    budgets = [int(b) for b in flags["max_batch_tokens"]]
+    budgets = flags["max_batch_tokens"]
     for rate in rates:
         load = base if rate is None else base.at_rate(rate)
         for policy in flags["policy"]:
@@ -338,11 +362,11 @@ def _simulations(trace: str, flags: dict[str, Any]) -> Iterator[tuple[Any, Any]]
 
 
 def _trimmed(load: Workload, flags: dict[str, Any]) -> Workload:
-    if flags["window"]:
+    if flags["window"] is not None:
         load = load.window(*flags["window"])
-    if flags["head"]:
+    if flags["head"] is not None:
         load = load.head(flags["head"])
-    if flags["lengths"]:
+    if flags["lengths"] is not None:
         load = load.lengths(flags["lengths"])
     return load
 
@@ -393,7 +417,7 @@ def _spec(flags: dict[str, Any], policy: str, budget: int) -> Any:
         max_rows=flags["max_rows"], max_tokens=budget, kv_tokens=flags["kv_tokens"]
     )
     seconds: Any = placed.durations()
-    if flags["operators"]:
+    if flags["operators"] is not None:
         from octavo.sim.operators import read_operators
 
         seconds = read_operators(flags["operators"], placed.config.num_layers)
@@ -447,7 +471,7 @@ Examples:
               help="A well-known model, a config.json or a GGUF file.")  # fmt: skip
 @click.option("--hardware", "-H", default="l4,l40s,a100,h100", show_default=True, callback=_words,
               help="Kinds of machines that may be bought.")  # fmt: skip
-@click.option("--tp", default="1", show_default=True, callback=_floats,
+@click.option("--tp", default="1", show_default=True, callback=counted,
               help="Devices of a replica, one or several to try.")  # fmt: skip
 @click.option("--weights", default="bf16", show_default=True, help="How matrices are stored.")
 @click.option("--slo-ttft", type=float, metavar="MS", help="Objective for the first token.")
@@ -456,16 +480,21 @@ Examples:
               help="Share of requests that must meet all objectives.")  # fmt: skip
 @click.option("--policy", default="fcfs", show_default=True, callback=_words,
               help="Policies to try, as for simulate.")  # fmt: skip
-@click.option("--max-batch-tokens", default="512,2048", callback=_floats, show_default=True,
+@click.option("--max-batch-tokens", default="512,2048", callback=counted, show_default=True,
               help="Step budgets to try.")  # fmt: skip
-@click.option("--max-rows", default=256, show_default=True, help="Most sequences in a step.")
+@click.option(
+    "--max-rows", default=256, type=COUNT, show_default=True, help="Most sequences in a step."
+)
 @click.option("--rate", type=float, help="Requests a second; gaps are stretched.")
 @click.option("--window", callback=_window, metavar="START:END", help="Only these seconds.")
-@click.option("--head", type=int, default=1500, show_default=True, help="Only so many requests.")
+@click.option("--head", type=COUNT, default=1500, show_default=True,
+              help="Only so many requests.")  # fmt: skip
 @click.option("--lengths", type=float, help="Factor on prompt and output lengths.")
 @click.option("--price", multiple=True, metavar="NAME=DOLLARS", help="Your price of an hour.")
 @click.option("--mixed/--no-mixed", default=True, help="Try two kinds together.")
-@click.option("--seeds", default=3, show_default=True, help="Samples of the trace to be sure on.")
+@click.option(
+    "--seeds", default=3, type=COUNT, show_default=True, help="Samples of the trace to be sure on."
+)
 @click.option("--seed", default=0, show_default=True)
 @as_json
 def plan(trace: str, **flags: Any) -> None:
@@ -480,7 +509,7 @@ def plan(trace: str, **flags: Any) -> None:
     from octavo.sim.report import words
 
     load = _trimmed(workloads.named(trace, seed=flags["seed"]), flags)
-    if flags["rate"]:
+    if flags["rate"] is not None:
         load = load.at_rate(flags["rate"])
     specs, refused = _kinds(flags)
     with _saying() as told:
@@ -516,7 +545,7 @@ def _kinds(flags: dict[str, Any]) -> tuple[list[Any], list[tuple[str, str]]]:
             for policy in flags["policy"]:
                 for budget in flags["max_batch_tokens"]:
                     try:
-                        spec = _kind(device, int(tp), policy, int(budget), flags)
+                        spec = _kind(device, tp, policy, budget, flags)
                     except InvalidRequest as error:
                         if (device.name, str(error)) not in refused:
                             refused.append((device.name, str(error)))

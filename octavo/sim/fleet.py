@@ -263,6 +263,9 @@ class Fleet:
         """Every request to its end. on: fields of each `Request` beside sizes (its SLO).
         progress: told (ended or refused, all). hopeless: asked with each outcome; once it says yes
         the rest is refused unserved, for who only wants to know whether a fleet is enough."""
+        if not workload.items:
+            changes = "; ".join(workload.changes)
+            raise InvalidRequest(f"{workload.name} has no request to serve ({changes})", "trace")
         self._hopeless = hopeless
         started = time.perf_counter()
         source = workload.requests(on)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -94,7 +95,9 @@ class Device:
         )
 
     def priced(self, dollars: float) -> Device:
-        """The same machine at the caller's price."""
+        """The same machine at the caller's price. Raises InvalidRequest."""
+        if not 0.0 <= dollars < math.inf:
+            raise InvalidRequest(f"{self.name} cannot cost {dollars:g} dollars an hour", "price")
         return dataclasses.replace(self, price=Figure(dollars, "given by the caller"))
 
 

@@ -10,6 +10,7 @@ It holds prompts as token ids: treat the file as what people wrote.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from array import array
 from collections import Counter
@@ -37,10 +38,22 @@ from octavo.core.request import (
 from octavo.core.scheduler import Scheduler
 from octavo.core.steptime import Coefficients, StepFeatures, StepModel
 from octavo.errors import BadFile, OctavoError
-from octavo.sim.workload import Item, Workload
+from octavo.sim.workload import MALFORMED, Item, Workload
 
 Line = dict[str, Any]
 VERSION = 1
+FIELDS = {
+    kind: frozenset(names.split())
+    for kind, names in {
+        "head": "version policy max_waiting prefix_caching capacity prior drafter learned",
+        "add": "request_id arrival_s prompt n max_tokens min_tokens prompt_logprobs seed stop_ids "
+        "priority tenant namespace slo tier predicted speculation",
+        "abort": "request_id now",
+        "pump": "now",
+        "step": "step started finished features rows results",
+        "drain": "now ended",
+    }.items()
+}  # what `open_recording` wants of each kind of line
 
 
 class Recorder(Engine):
@@ -195,15 +208,31 @@ def open_recording(path: str | Path) -> Recording:
             for number, text in enumerate(file, 1):
                 try:
                     line = json.loads(text)
-                    line["kind"]
-                except (ValueError, TypeError, KeyError) as error:
+                    lacking = FIELDS.get(line["kind"], frozenset()) - line.keys()
+                except MALFORMED as error:
                     raise BadFile(f"{path}, line {number}: no line of a recording") from error
+                if number == 1 and (line["kind"], line.get("version")) != ("head", VERSION):
+                    raise BadFile(f"{path}: not a recording of version {VERSION}")
+                if lacking:
+                    raise BadFile(f"{path}, line {number}: no {', '.join(sorted(lacking))}")
                 lines.append(line)
     except (OSError, UnicodeDecodeError) as error:
         raise BadFile(f"{path}: {error}") from error
-    if not lines or lines[0]["kind"] != "head" or lines[0].get("version") != VERSION:
+    if not lines:
         raise BadFile(f"{path}: not a recording of version {VERSION}")
-    return Recording(path, lines[0], tuple(lines[1:]))
+    recording = Recording(path, lines[0], tuple(lines[1:]))
+    with _reading(recording):
+        recording.capacity, recording.model()
+    return recording
+
+
+@contextlib.contextmanager
+def _reading(recording: Recording) -> Iterator[None]:
+    """Fields are looked at: what they hold may be something else than it should."""
+    try:
+        yield
+    except MALFORMED as error:
+        raise BadFile(f"{recording.path}: a line of it holds what none can: {error!r}") from error
 
 
 # ---- running again ----
@@ -270,7 +299,10 @@ class _Scripted:
 def replay(recording: Recording, policy: Callable[[], Policy]) -> Parity:
     """Make the recorded calls again and compare each step's plan with the recorded one."""
     told = _Told(recording.capacity)
-    told.answers = {line["step"]: line for line in recording.of("step")}
+    with _reading(recording):
+        told.answers = {line["step"]: line for line in recording.of("step")}
+        stops = _stops(recording)
+        requests = {line["request_id"]: _request(line, stops) for line in recording.of("add")}
     scheduler = Scheduler(
         recording.capacity,
         policy(),
@@ -280,13 +312,12 @@ def replay(recording: Recording, policy: Callable[[], Policy]) -> Parity:
         drafter=PromptLookup() if recording.head["drafter"] == "PromptLookup" else NoDrafter(),
     )
     engine = Engine(told, scheduler)
-    stops = _stops(recording)
     same = rows = 0
     total = len(told.answers)
     for line in recording.lines:
         kind = line["kind"]
         if kind == "add":
-            engine.add(_request(line, stops))
+            engine.add(requests[line["request_id"]])
         elif kind == "abort":
             engine.abort(line["request_id"], line["now"])
         elif kind == "pump":
@@ -389,6 +420,18 @@ def workload(recording: Recording) -> Workload:
 
     Each choice of a request is one item; its output is what it was given.
     """
+    with _reading(recording):
+        items = _items(recording)
+    if not items:
+        raise BadFile(f"{recording.path}: no request in it")
+    items.sort(key=lambda item: item.at)
+    start = items[0].at
+    moved = tuple(item._replace(at=item.at - start) for item in items)
+    size = recording.capacity.block_size
+    return Workload(recording.path.stem, moved, block_tokens=size, source=recording.path.name)
+
+
+def _items(recording: Recording) -> list[Item]:
     made, size = _made(recording), recording.capacity.block_size
     numbers: dict[bytes, int] = {}
     items = []
@@ -404,17 +447,14 @@ def workload(recording: Recording) -> Workload:
                 Item(name, line["arrival_s"], len(prompt), max(1, count), line["tenant"],
                      line["priority"], tuple(own + tail))
             )  # fmt: skip
-    if not items:
-        raise BadFile(f"{recording.path}: no request in it")
-    items.sort(key=lambda item: item.at)
-    start = items[0].at
-    moved = tuple(item._replace(at=item.at - start) for item in items)
-    return Workload(recording.path.stem, moved, block_tokens=size, source=recording.path.name)
+    return items
 
 
 def model_of(recording: Recording) -> StepModel:
     """A step-time model that has seen every recorded step, in order."""
     model = recording.model()
-    for features, seconds in recording.steps():
+    with _reading(recording):
+        steps = recording.steps()
+    for features, seconds in steps:
         model.observe(features, seconds)
     return model

@@ -46,6 +46,8 @@ def stored_as(program: Program, weights: str) -> Program:
 def shard(config: ModelConfig, tp: int) -> ModelConfig:
     """What one of `tp` devices computes under tensor parallelism (Megatron: heads, FFN and
     vocabulary split; KV heads replicated where there are fewer). Raises InvalidRequest."""
+    if tp < 1:
+        raise InvalidRequest(f"a model is split by at least 1 device, not {tp}", "tp")
     if tp == 1:
         return config
     for name in ("num_heads", "intermediate_size"):

@@ -15,6 +15,7 @@ import io
 import json
 import math
 import random
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from octavo.core.request import Request, SamplingParams
-from octavo.errors import BadFile, InvalidRequest
+from octavo.errors import BadFile, InvalidRequest, OctavoError
 
 MOONCAKE_BLOCK = 512  # tokens for each hash id
 MOONCAKE_TICK = 3.0  # the conversation trace's timestamps are multiples of this many seconds
@@ -55,6 +56,11 @@ class Workload:
     changes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        seen: set[str] = set()
+        for item in self.items:
+            if item.id in seen:
+                raise InvalidRequest(f"{self.name}: two requests are called {item.id!r}")
+            seen.add(item.id)
         for before, after in pairwise(self.items):
             if after.at < before.at:
                 raise InvalidRequest(f"{self.name}: {after.id} arrives before {before.id}")
@@ -196,7 +202,7 @@ def read(path: str | Path, *, seed: int = 0) -> Workload:
                 return recording.workload(recording.open_recording(path))
             lines.seek(0)
             items = list(_items(path, first, lines))
-    except (OSError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BadFile(f"{path}: {error}") from error
     if not items:
         raise BadFile(f"{path}: no request in it")
@@ -210,6 +216,10 @@ def read(path: str | Path, *, seed: int = 0) -> Workload:
         tuple(item._replace(at=item.at - start) for item in items),
         source=source,
     )
+
+
+# What reading a file raises that is not there, is cut off, or is no text.
+UNREADABLE = (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError)
 
 
 def _open(path: Path) -> io.TextIOWrapper:
@@ -237,9 +247,8 @@ def _csv_items(path: Path, lines: Iterable[str]) -> Iterator[Item]:
             continue
         try:
             when, prompt, output = row
-            at = _seconds(when)
-            # The trace holds zeros: a request that was answered with nothing still had a step.
-            yield Item(f"r{number}", at, max(1, int(prompt)), max(1, int(output)))
+            at = _finite(_seconds(when))
+            yield Item(f"r{number}", at, _tokens(prompt), _tokens(output))
         except ValueError as error:
             raise BadFile(f"{path}, line {number + 2}: {error}") from None
 
@@ -250,6 +259,19 @@ def _seconds(when: str) -> float:
         return float(when)
     except ValueError:
         return datetime.fromisoformat(when[:26]).timestamp()
+
+
+def _finite(at: float) -> float:
+    if not math.isfinite(at):
+        raise ValueError(f"no request can arrive at {at}")
+    return at
+
+
+def _tokens(count: str | float) -> int:
+    """Traces hold zeros: a request that was answered with nothing still had a step."""
+    if int(count) < 0:
+        raise ValueError(f"{count} is no number of tokens")
+    return max(1, int(count))
 
 
 # Fields of JSON traces: (arrival, its unit in seconds, prompt tokens, output tokens).
@@ -267,19 +289,26 @@ def _json_items(path: Path, lines: Iterable[str]) -> Iterator[Item]:
         try:
             row = json.loads(line)
             item = _json_item(row, number)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise BadFile(f"{path}, line {number + 1}: {error}") from None
+        except MALFORMED as error:
+            raise BadFile(f"{path}, line {number + 1}: {_said(error)}") from None
         yield item
 
 
+# What a line of JSON raises that holds something else than it should.
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError,
+             RecursionError)  # fmt: skip
+
+
 def _json_item(row: dict[str, Any], number: int) -> Item:
+    if not isinstance(row, dict):
+        raise ValueError("not an object")
     for when, unit, prompt, output in _LAYOUTS:
         if when in row and prompt in row:
             return Item(
                 str(row.get("request_id", f"r{number}")),
-                float(row[when]) * unit,
-                max(1, int(row[prompt])),
-                max(1, int(row[output])),
+                _finite(float(row[when]) * unit),
+                _tokens(row[prompt]),
+                _tokens(row[output]),
                 str(row.get("tenant", "")),
                 int(row.get("priority", 0)),
                 tuple(int(i) for i in row.get("hash_ids", ())),
@@ -299,6 +328,9 @@ def _jittered(items: list[Item], seed: int) -> list[Item]:
 # ---- drawing ----
 
 Draw = Callable[[random.Random], float]
+MOST_SPREAD = 10.0
+MOST_CV = 100.0
+LEAST_CV = 1e-3  # below it a gap is constant for all that matters, and its Gamma is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +341,14 @@ class Sizes:
     mean: float
     spread: float = 0.0
     most: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mean <= self.most:
+            raise InvalidRequest(f"a mean length must be in [1, {self.most}], got {self.mean!r}")
+        if not 0 <= self.spread <= MOST_SPREAD:
+            raise InvalidRequest(
+                f"the spread of lengths must be in [0, {MOST_SPREAD:g}], got {self.spread!r}"
+            )
 
     def __call__(self, draw: random.Random) -> int:
         if not self.spread:
@@ -337,14 +377,16 @@ def synthetic(
     while now < seconds:
         items.append(Item(f"r{len(items)}", now, prompt(draw), output(draw)))
         now += gap(draw)
+    if not items:
+        raise InvalidRequest(f"nothing arrives within {seconds:g} s at {rate:g} a second")
     kind = "poisson" if cv == 1.0 else f"gamma-cv{cv:g}"
     return Workload(f"{kind}-{rate:g}rps", tuple(items), source=f"drawn with seed {seed}")
 
 
 def _gamma_gap(rate: float, cv: float) -> Draw:
-    if cv < 0 or not math.isfinite(cv):
-        raise InvalidRequest(f"the gaps' coefficient of variation must be at least 0, got {cv!r}")
-    if cv == 0:
+    if not 0 <= cv <= MOST_CV:
+        raise InvalidRequest(f"the gaps' cv must be in [0, {MOST_CV:g}], got {cv!r}")
+    if cv < LEAST_CV:
         return lambda _: 1.0 / rate
     shape = 1.0 / cv**2
     return lambda draw: draw.gammavariate(shape, 1.0 / (rate * shape))
@@ -356,19 +398,24 @@ def servegen(path: str | Path, start: float, seconds: float, *, seed: int = 0) -
     path = Path(path)
     try:
         with _open(path) as file:
-            pool = json.load(file)
-        clients = pool["clients"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadFile(f"{path}: not a ServeGen pool: {error}") from error
-    items: list[Item] = []
-    for client in clients:
-        draw = random.Random(f"servegen {seed} {client['client']}")
-        items.extend(_client_items(client, draw, start, start + seconds))
+            clients = json.load(file)["clients"]
+        items: list[Item] = []
+        for client in clients:
+            draw = random.Random(f"servegen {seed} {client['client']}")
+            items.extend(_client_items(client, draw, start, start + seconds))
+    except (*UNREADABLE, *MALFORMED) as error:
+        if isinstance(error, OctavoError):
+            raise
+        raise BadFile(f"{path}: not a ServeGen pool: {_said(error)}") from error
     if not items:
         raise InvalidRequest(f"{path.name}: nobody sends between {start:g} and {start + seconds:g}")
     items.sort(key=lambda item: (item.at, item.tenant))
     numbered = tuple(item._replace(id=f"r{i}") for i, item in enumerate(items))
     return Workload(path.name.split(".")[0], numbered, source=f"{path.name}, seed {seed}")
+
+
+def _said(error: BaseException) -> str:
+    return f"no {error.args[0]}" if isinstance(error, KeyError) else str(error)
 
 
 def _client_items(
@@ -426,6 +473,8 @@ def named(text: str, *, seed: int = 0) -> Workload:
             raise InvalidRequest("a Poisson process has cv 1; say gamma: for another", "trace")
         sizes = (Sizes(given["prompt"], given["spread"]), Sizes(given["output"], given["spread"]))
         rate, seconds = given["rate"], given["seconds"]
+        if not given["seed"].is_integer():
+            raise InvalidRequest(f"seed={given['seed']}: not a whole number", "trace")
         return synthetic(rate, seconds, *sizes, cv=given["cv"], seed=int(given["seed"]))
     if kind == "servegen":
         path, _, more = rest.partition(",")

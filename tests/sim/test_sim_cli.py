@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -51,8 +52,140 @@ def test_simulate_compares_and_reports(tmp_path: Path) -> None:
     assert made[0]["attainment"] == 1.0
 
 
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+HEAD = (
+    '{"kind":"head","version":1,"policy":"fcfs","max_waiting":9,"prefix_caching":true,'
+    '"capacity":{"rows":1},"prior":{},"drafter":"","learned":[]}\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.csv", "", "no trace that we know"),
+        ("a.csv", TRACE, "no request in it"),
+        ("a.csv", TRACE + "0,1\n", "line 2"),
+        ("a.csv", TRACE + "nan,2,3\n", "line 2: no request can arrive at nan"),
+        ("a.csv", TRACE + "inf,2,3\n", "line 2: no request can arrive at inf"),
+        ("a.csv", TRACE + "0,-5,3\n", "line 2: -5 is no number of tokens"),
+        ("a.csv", TRACE + "0," + "1" * 200_000 + ",3\n", "field larger"),
+        (
+            "a.csv.gz",
+            gzip.compress(TRACE.encode() * 99, mtime=0)[:40],
+            "a.csv.gz: Compressed file ended",
+        ),
+        ("a.csv.gz", b"garbage", "a.csv.gz"),
+        ("a.csv", bytes(range(128, 255)), "a.csv"),
+        ("a.jsonl", '{"timestamp":1,"input_length":1}\n', "line 1: no output_length"),
+        ("a.jsonl", '{"timestamp":1,"input_length":1e999,"output_length":1}\n', "line 1"),
+        ("a.jsonl", '{"a":1}\n[1]\n', "line 1: no arrival"),
+        ("a.jsonl", '{"timestamp":1,"input_length":1,"output_length":1}\n[1]', "line 2: not an"),
+        ("a.jsonl", '{"a":' + "[" * 100_000 + "\n", "line 1"),
+        (
+            "a.jsonl",
+            '{"timestamp":1,"input_length":1,"output_length":1,"request_id":"x"}\n' * 2,
+            "two requests are called 'x'",
+        ),
+        ("a.jsonl", '{"kind":"head","version":1}\n', "line 1: no capacity"),
+        ("a.jsonl", '{"kind":"head","version":7}\n', "not a recording of version 1"),
+        ("a.jsonl", HEAD, "holds what none can"),
+        ("a.jsonl", HEAD + '{"kind":"add"}\n', "line 2: no arrival_s"),
+    ],
+)
+def test_a_trace_that_is_none_is_named(tmp_path: Path, name, content, told) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    for words in (("simulate",), ("plan", "-H", "h100", "--slo-ttft", "500")):
+        shown = call(words[0], str(path), *words[1:], "-m", "llama-3.2-1b")
+        assert shown.exit_code == 1, shown.exception
+        assert told in shown.output
+    if name == "a.jsonl":
+        for words in ((str(path), "--check"), (SAMPLE, "--steps", str(path))):
+            assert call("simulate", *words).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("pool", "told"),
+    [
+        ("[]", "not a ServeGen pool"),
+        ('{"clients":5}', "not a ServeGen pool"),
+        ('{"clients":[{}]}', "no client"),
+        (
+            '{"clients":[{"client":1,"rate_windows":[[0,1,2,"Gamma",1,1]],"length_windows":{}}]}',
+            "not a ServeGen pool",
+        ),
+    ],
+)
+def test_a_pool_of_clients_that_is_none_is_named(tmp_path: Path, pool, told) -> None:
+    path = tmp_path / "pool.json"
+    path.write_text(pool)
+    shown = call("simulate", f"servegen:{path}")
+    assert shown.exit_code == 1, shown.exception
+    assert told in shown.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "rate=nan", "rate=0", "rate=1,seconds=0.001", "seconds=inf", "prompt=0", "prompt=nan",
+        "output=1e999", "output=-5,spread=0", "spread=-1", "spread=nan", "seed=nan", "seed=1.5",
+        "cv=1e300", "cv=-1", "cv=nan", "speed=1", "rate",
+    ],
+)  # fmt: skip
+def test_a_drawn_trace_that_none_can_draw_is_one_line(words: str) -> None:
+    shown = call("simulate", f"gamma:{words}")
+    assert shown.exit_code == 1, shown.exception
+    assert "Error" in shown.output
+
+
+COUNTS = ("", "0", "-1", "0.5", "nan", "1e999", "garbage")
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "values"),
+    [
+        *(("simulate", flag, COUNTS) for flag in (
+            "--tp", "--replicas", "--max-rows", "--max-batch-tokens", "--kv-tokens", "--head",
+        )),
+        *(("plan", flag, COUNTS) for flag in (
+            "--tp", "--max-rows", "--max-batch-tokens", "--head", "--seeds",
+        )),
+        *(("roofline", flag, COUNTS) for flag in ("--tp", "--context", "--kv-bytes")),
+        *((command, "--lengths", ("0", "-1", "nan", "inf")) for command in ("simulate", "plan")),
+        *((command, "--rate", ("0", "-1", "nan", "inf")) for command in ("simulate", "plan")),
+        *((command, "--weights", ("", "q9")) for command in ("simulate", "roofline")),
+        *((command, "--hardware", ("", ",")) for command in ("simulate", "plan", "roofline")),
+        *((command, "--policy", ("", "slo+", "best")) for command in ("simulate",)),
+        ("simulate", "--noise", ("-1", "nan", "inf", "2")),
+        ("simulate", "--slo-ttft", ("-1", "nan", "inf", "0")),
+        ("simulate", "--window", ("5:1", "nan:nan", "1", "1:2:3")),
+        ("simulate", "--operators", ("", "nowhere")),
+        ("plan", "--target", ("0", "-1", "nan", "2")),
+        ("roofline", "--price", ("h100", "h100=", "h100=nan", "h100=-1", "h100=inf", "l4=2", "=2")),
+    ],
+)  # fmt: skip
+def test_a_value_that_is_none_is_refused(command: str, flag: str, values: tuple[str, ...]) -> None:
+    what = ["llama-3.2-1b"] if command == "roofline" else [SAMPLE, "-m", "llama-3.2-1b"]
+    objective = ["--slo-ttft", "500"] if command == "plan" else []
+    for value in values:
+        shown = call(command, *what, "-H", "h100", *objective, flag, value)
+        assert isinstance(shown.exception, SystemExit), (value, shown.exception, shown.output)
+        assert shown.exit_code in (1, 2)
+        assert "Error" in shown.output
+
+
+@pytest.mark.parametrize("content", ["", "[]", "5", "null", "{", "{}", '{"model_type":5}'])
+def test_a_model_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+    for name in ("config.json", "model.gguf"):
+        (tmp_path / name).write_text(content)
+        shown = call("roofline", str(tmp_path / name))
+        assert shown.exit_code == 1, shown.exception
+        assert name in shown.output
+
+
 def test_mistakes_are_one_line() -> None:
     for words, told in (
+        (("simulate", "poisson:prompt=1e6,spread=0,seconds=9"), "no request to serve"),
         (("simulate", "nowhere.csv"), "nowhere.csv"),
         (("simulate", SAMPLE, "--policy", "best"), "no policy is called"),
         (("simulate", SAMPLE, "-H", "h10"), "h100"),
