@@ -1,4 +1,4 @@
-"""The command line: run, chat, serve, pull, bench, lab, doctor.
+"""The command line: run, chat, serve, pull, bench, lab, doctor; and the simulator's commands.
 
 Flags come from the fields of `octavo.config`; what a command needs is imported when it runs, so
 that `--help` answers at once. Errors that Octavo raises on purpose are one line and exit code 1.
@@ -49,6 +49,7 @@ Examples:
   octavo serve --port 8000 --kv-memory 1GiB
   octavo bench offline --concurrency 1,16
   octavo lab flash
+  octavo roofline llama-3.1-8b --hardware h100,l4
   octavo doctor
 """
 
@@ -413,6 +414,7 @@ Examples:
   octavo serve -m qwen2.5-coder-0.5b --port 9000 --kv-memory 2GiB
   octavo serve --host 0.0.0.0 --api-key-file keys.txt
   octavo serve --policy slo --slo ttft=2,tpot=0.05
+  octavo serve --record run.jsonl      and then: octavo simulate run.jsonl --check
 """
 )
 @options(EngineConfig)

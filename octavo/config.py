@@ -91,8 +91,9 @@ class EngineConfig:
     prefix_caching: bool = knob(True, "Re-use KV blocks of prompts that begin alike.")
     policy: Literal["fcfs", "priority", "sjf", "fair", "slo", "fair-slo", "static"] = knob(
         "fcfs",
-        "Who goes first: arrival; priority (ageing); the shortest prompt (ageing); the tenant that "
-        "got least; deadlines, with steps no longer than the streams' slack; both; groups.",
+        "Who goes first. fcfs: by arrival; priority: by the request's `priority`, and age; sjf: "
+        "short prompts, and age; fair: the tenant that got least; slo: by deadline, in steps no "
+        "longer than the streams' slack; fair-slo: both; static: a group at a time, to compare.",
     )
     speculation: Literal["off", "auto"] = knob(
         "auto",
@@ -120,13 +121,17 @@ class ServerConfig:
     port: int = knob(8000, "Port to bind; 0 picks a free one.", short="-p")
     served_model_name: str | None = knob(None, "Name that clients use (default: the model's).")
     api_key_file: str | None = knob(
-        None, "File with one API key a line, optionally after a name and a space."
+        None,
+        "File of API keys, 16 characters or more, one a line: KEY, or NAME KEY and what it may do: "
+        "tier=flex weight=2 (its share where --policy is fair) ttft=1 tpot=0.05 e2e=30 (no "
+        "tighter deadlines than these, in seconds). # starts a comment.",
     )
     max_queue: int = knob(256, "Most requests waiting or running; more are told when to return.")
     slo: tuple[str, ...] = knob(
         (),
         "Deadlines in seconds for requests that name none, e.g. ttft=2,tpot=0.05 or, for one "
-        "service tier, priority:ttft=0.5 (needs --policy slo or fair-slo; may be repeated).",
+        "service tier, priority:ttft=0.5 (needs --policy slo or fair-slo; may be repeated). A "
+        "request names its own in the headers x-slo-ttft-ms, x-slo-tpot-ms and x-slo-e2e-ms.",
         metavar="[TIER:]NAME=S,...",
     )
     max_queued_tokens: int | None = knob(
@@ -136,7 +141,7 @@ class ServerConfig:
         None, "Most tokens of one API key (or `user`) being served at once."
     )
     step_log: str | None = knob(
-        None, "Write each step's shape and time here (JSON lines) at the end: for the simulator."
+        None, "Write the latest steps' shapes and times here (JSON lines) when the server ends."
     )
     max_body: int = knob(16 * 2**20, "Largest request body.", size=True)
     max_n: int = knob(8, "Largest `n` of one request.")
@@ -220,6 +225,8 @@ def options(cls: type, *, skip: tuple[str, ...] = ()) -> Callable[[Any], Any]:
                 flag = f"{flag}/--no-{flag[2:]}"
             elif meta.get("size"):
                 extra["type"] = Size()
+                if item.default is not None:
+                    extra["show_default"] = show_bytes(item.default)
             elif typing.get_origin(hint) is Literal:
                 extra["type"] = click.Choice(typing.get_args(hint))
             elif typing.get_origin(hint) is tuple:

@@ -94,7 +94,7 @@ def as_json(command: Any) -> Any:
 
 def plot_option(command: Any) -> Any:
     """The option --plot FILE."""
-    text = "Draw it into this file (PNG, SVG or PDF, by its name); needs octavo[plot]."
+    text = "Draw it into this file (PNG, SVG or PDF, by its name); needs matplotlib."
     return click.option("--plot", type=click.Path(dir_okay=False), help=text)(command)
 
 

@@ -126,7 +126,8 @@ def kernels(
     """Every op of the program, at real shapes, beside its roof.
 
     Steps are made by hand and run alone, so each shape is exact: decode at every batch size and
-    context, prefill of every number of tokens.
+    context, prefill of every number of tokens. An op's time includes its threads' waiting for each
+    other; `octavo bench step` takes them apart.
     """
     from octavo import plots
     from octavo.benchmark import kernels as room
@@ -210,7 +211,8 @@ def step(
 ) -> None:  # fmt: skip
     """Where the whole time of real steps goes: ops, barriers, imbalance, Python, idling.
 
-    The parts add up to the wall time of the phase.
+    The parts add up to the wall time of the phase. "waiting for others": a thread has done its part
+    and others have not; much of it means an uneven split, or a machine that is busy elsewhere.
     """
     from octavo import plots
     from octavo.benchmark import picture
@@ -231,7 +233,7 @@ def step(
     _machine(report)
     for case in report["cases"]:
         _account(case)
-    click.echo("ms are of a step, on average; ops without their waiting. " + OPS_NOTE)
+    click.echo("ms are of a step, on average; ops without their waiting.\n" + OPS_NOTE)
     if plot:
         click.echo(f"drawn: {plot}")
 

@@ -86,7 +86,8 @@ class Admission:
         if slo.ttft is not None and not slo.degrade and self._scheduler.policy.timed:
             soonest = self._ttft(1, 0, now + slo.ttft, tenant, now)
             if self._scheduler.model.gamma * soonest > slo.ttft:
-                raise self._refusal(slo, tenant, Forecast(soonest, 0.0), "even a cached prompt")
+                why = "even a cached prompt would come too late"
+                raise self._refusal(slo, tenant, Forecast(soonest, 0.0), why)
         self.by_tenant[tenant] = own + tokens
         self.queued_tokens += tokens
         return Ticket(tenant, num_bytes, tokens)

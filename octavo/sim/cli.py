@@ -1,4 +1,4 @@
-"""`octavo simulate` and `octavo roofline`: the simulator at the command line.
+"""`octavo roofline`, `simulate` and `plan`: the simulator at the command line.
 
 A part of the entrance, like `octavo.cli`: nothing but that imports it.
 """
@@ -156,7 +156,7 @@ Examples:
 @click.option("--weights", default="bf16", show_default=True,
               help="How matrices are stored: bf16, fp8, q8_0, q6_k, q5_k, q4_k, q4_0.")  # fmt: skip
 @click.option("--kv-bytes", default=2, type=click.IntRange(1, 4), show_default=True,
-              help="Bytes of a number in the cache.")  # fmt: skip
+              help="Bytes of a number in the cache: 2 for bf16, 1 for int8 or fp8.")  # fmt: skip
 @click.option("--peak", is_flag=True, help="Assume that kernels reach the peaks.")
 @click.option("--price", multiple=True, metavar="NAME=DOLLARS", help="Your price of an hour.")
 @plot_option
@@ -204,18 +204,13 @@ def _show_roofline(name: str, analyses: list[Any], flags: dict[str, Any]) -> Non
     kind = f"{name}, {flags['weights']} weights, {8 * flags['kv_bytes']}-bit KV{split}"
     rich_table(f"{kind}; prefill of {roof.PREFILL} tokens", *roof.machine_table(analyses))
     rich_table(f"Decode at {flags['context']} tokens of context", *roof.decode_table(analyses))
-    shares = analyses[0].placement.device.efficiency
     click.echo(
         "ridge: operations a byte at which arithmetic binds. wall: sequences at which a decode's "
         "products\ndo; fewer cost as much. most: sequences that fit in "
         f"{roof.USABLE:.0%} of the memory, and their step."
     )
     if not flags["peak"]:
-        click.echo(
-            f"GPUs are taken at {shares.memory:.0%} of bandwidth and {shares.compute:.0%} of the "
-            f"matrix peak, {shares.op_seconds * 1e6:g} us an op, "
-            f"{shares.step_seconds * 1e3:g} ms a step (--peak: all of it)."
-        )
+        _show_shares([one.placement.device for one in analyses])
     if flags["sources"]:
         click.echo()
         for one in analyses:
@@ -227,6 +222,19 @@ def _show_roofline(name: str, analyses: list[Any], flags: dict[str, Any]) -> Non
                     click.echo(f"  {label:10}{figure.value:12.5g}  {figure.source}")
             if device.on_chip:
                 click.echo(f"  {'on chip':10}{device.on_chip}")
+
+
+def _show_shares(devices: list[Device]) -> None:
+    """What of their peaks machines are taken to reach, those alike in one line."""
+    alike: dict[Any, list[str]] = {}
+    for device in devices:
+        alike.setdefault(device.efficiency, []).append(device.name)
+    for shares, names in alike.items():
+        click.echo(
+            f"{', '.join(names)}: taken at {shares.memory:.0%} of bandwidth and "
+            f"{shares.compute:.0%} of the matrix peak, {shares.op_seconds * 1e6:g} us an op, "
+            f"{shares.step_seconds * 1e3:g} ms a step (--peak: all of it)."
+        )
 
 
 def _catalogue(machine: bool) -> None:
@@ -254,6 +262,11 @@ def _catalogue(machine: bool) -> None:
 
 # ---- simulate ----
 
+COMPARED = (
+    "goodput: requests a second within all objectives, over the whole run. attained: their share "
+    "of those sent,\nof let in: of those not refused. TTFT and TPOT in ms."
+)
+
 
 @click.command(
     epilog="""\b
@@ -270,12 +283,16 @@ Examples:
 @click.option("--hardware", "-H", default="h100", show_default=True,
               help="The replicas' machine.")  # fmt: skip
 @click.option("--tp", default=1, type=COUNT, show_default=True, help="Devices of each replica.")
-@click.option("--weights", default="bf16", show_default=True, help="How matrices are stored.")
+@click.option("--weights", default="bf16", show_default=True,
+              help="How matrices are stored, as for `octavo roofline`.")  # fmt: skip
 @click.option("--replicas", default=1, type=COUNT, show_default=True, help="How many of them.")
 @click.option("--router", default="least-tokens", show_default=True,
-              type=click.Choice(["round-robin", "least-tokens", "predicted"]))  # fmt: skip
+              type=click.Choice(["round-robin", "least-tokens", "predicted"]),
+              help="Which replica gets a request: the next in turn; the one with the fewest prompt "
+              "tokens waiting; the one whose first token is predicted soonest.")  # fmt: skip
 @click.option("--policy", default="fcfs", show_default=True, callback=_words,
-              help="fcfs, sjf, fair, slo, slo+admission ...; one or more.")  # fmt: skip
+              help="fcfs, priority, sjf, fair, slo, fair-slo or static, as for `octavo serve`, and "
+              "+admission to refuse what would be late; one or more.")  # fmt: skip
 @click.option("--rate", callback=_floats,
               help="Requests a second, one or several; gaps are stretched.")  # fmt: skip
 @click.option("--window", callback=_window, metavar="START:END", help="Only these seconds.")
@@ -292,12 +309,13 @@ Examples:
 @click.option("--steps", type=click.Path(exists=True, dir_okay=False), metavar="RECORDING",
               help="Take capacity and durations from a recorded server.")  # fmt: skip
 @click.option("--operators", metavar="PREFIX",
-              help="Durations from PREFIX.dense.csv and its companions.")  # fmt: skip
+              help="Durations of measured operators, from PREFIX.dense.csv, "
+              "PREFIX.per_sequence.csv and PREFIX.attention.csv.")  # fmt: skip
 @click.option("--check", is_flag=True,
               help="TRACE is a recording: does the scheduler decide the same again?")  # fmt: skip
 @click.option("--noise", default=0.0, callback=_share, show_default=True,
-              help="Relative noise on durations.")  # fmt: skip
-@click.option("--seed", default=0, show_default=True)
+              help="Relative noise on durations, such as 0.05.")  # fmt: skip
+@click.option("--seed", default=0, show_default=True, help="Of what is drawn: trace, noise, samples.")
 @plot_option
 @as_json
 def simulate(trace: str, **flags: Any) -> None:
@@ -305,7 +323,8 @@ def simulate(trace: str, **flags: Any) -> None:
 
     TRACE is a file (Azure CSV, Mooncake JSONL, a log of requests, what `octavo serve --record`
     wrote, `.gz` too), or drawn: poisson:rate=5,seconds=600,prompt=1024,output=128,spread=0.8 or
-    gamma: with cv=, or servegen:FILE,start=0,seconds=600.
+    gamma: with cv=, or servegen:FILE,start=0,seconds=600. A sample of Azure's conversations is in
+    the repository: bench/data/azure_conv_sample.csv.gz.
     """
     from octavo.sim import report as reports
 
@@ -326,6 +345,7 @@ def simulate(trace: str, **flags: Any) -> None:
     title = f"{workload.name}: {len(workload)} requests{changed}"
     if len(made) > 1:
         rich_table(title, *reports.compare_table([one for _, one in made]))
+        click.echo(COMPARED)
         return
     click.secho(title, bold=True)
     one = made[0][1]
@@ -473,13 +493,14 @@ Examples:
               help="Kinds of machines that may be bought.")  # fmt: skip
 @click.option("--tp", default="1", show_default=True, callback=counted,
               help="Devices of a replica, one or several to try.")  # fmt: skip
-@click.option("--weights", default="bf16", show_default=True, help="How matrices are stored.")
+@click.option("--weights", default="bf16", show_default=True,
+              help="How matrices are stored, as for `octavo roofline`.")  # fmt: skip
 @click.option("--slo-ttft", type=float, metavar="MS", help="Objective for the first token.")
 @click.option("--slo-tpot", type=float, metavar="MS", help="Objective for each further token.")
 @click.option("--target", default=0.9, show_default=True,
               help="Share of requests that must meet all objectives.")  # fmt: skip
 @click.option("--policy", default="fcfs", show_default=True, callback=_words,
-              help="Policies to try, as for simulate.")  # fmt: skip
+              help="Policies to try, as for `octavo simulate`.")  # fmt: skip
 @click.option("--max-batch-tokens", default="512,2048", callback=counted, show_default=True,
               help="Step budgets to try.")  # fmt: skip
 @click.option(
@@ -495,7 +516,7 @@ Examples:
 @click.option(
     "--seeds", default=3, type=COUNT, show_default=True, help="Samples of the trace to be sure on."
 )
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of what is drawn: trace, noise, samples.")
 @as_json
 def plan(trace: str, **flags: Any) -> None:
     """The cheapest fleet that serves TRACE within the objectives.

@@ -203,7 +203,7 @@ def read(path: str | Path, *, seed: int = 0) -> Workload:
             lines.seek(0)
             items = list(_items(path, first, lines))
     except UNREADABLE as error:
-        raise BadFile(f"{path}: {error}") from error
+        raise BadFile(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not items:
         raise BadFile(f"{path}: no request in it")
     items.sort(key=lambda item: item.at)
