@@ -25,7 +25,8 @@ def require() -> None:
     """Raises `InvalidRequest` where there is no matplotlib: before anything is measured."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InvalidRequest(
-            "plots need matplotlib, which is not installed: pip install matplotlib", "plot"
+            "plots need matplotlib, which is not installed: pip install matplotlib (octavo[plot])",
+            "plot",
         )
 
 
