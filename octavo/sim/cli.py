@@ -315,7 +315,9 @@ Examples:
               help="TRACE is a recording: does the scheduler decide the same again?")  # fmt: skip
 @click.option("--noise", default=0.0, callback=_share, show_default=True,
               help="Relative noise on durations, such as 0.05.")  # fmt: skip
-@click.option("--seed", default=0, show_default=True, help="Of what is drawn: trace, noise, samples.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Of what is drawn: trace, noise, samples."
+)
 @plot_option
 @as_json
 def simulate(trace: str, **flags: Any) -> None:
@@ -516,7 +518,9 @@ Examples:
 @click.option(
     "--seeds", default=3, type=COUNT, show_default=True, help="Samples of the trace to be sure on."
 )
-@click.option("--seed", default=0, show_default=True, help="Of what is drawn: trace, noise, samples.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Of what is drawn: trace, noise, samples."
+)
 @as_json
 def plan(trace: str, **flags: Any) -> None:
     """The cheapest fleet that serves TRACE within the objectives.
