@@ -224,6 +224,12 @@ def main(arguments: list[str]) -> int:
         "--kv-dtype", default="auto", help="how the CPU backend's cache holds K and V"
     )
     parser.add_argument("--isa", default="auto")
+    parser.add_argument(
+        "--oracle",
+        choices=("transformers", "fp32"),
+        default="transformers",
+        help="fp32: our own fp32 mode, cache included; quick, for one format against another",
+    )
     parser.add_argument("--windows", type=int, default=2)
     parser.add_argument("--length", type=int, default=1025, help="tokens of a window")
     options = parser.parse_args(arguments)
@@ -237,7 +243,8 @@ def main(arguments: list[str]) -> int:
         else:
             ours = reference(path)
         windows = windows_of(encoder(path), options.windows, options.length)
-        found = measure(name, ours, oracle(path), windows)
+        truth = oracle(path) if options.oracle == "transformers" else cpu(path, act="fp32")
+        found = measure(name, ours, truth, windows)
         records[name] = asdict(found) | {"kl": found.kl, "top1": found.top1, "ppl": found.ppl}
         good = good and found.within(options.act)
     kl, top1, ppl = LIMITS.get(options.act, LIMIT)

@@ -28,6 +28,7 @@ from octavo.door import Door
 from octavo.errors import InvalidRequest
 from octavo.ops.cost import Hardware, step_terms
 from octavo.ops.program import Program
+from octavo.ops.table import KV_DTYPES
 from octavo.text import Tokenizer
 
 Template = Callable[[list[dict[str, str]]], list[int]]
@@ -121,7 +122,7 @@ def assemble(
         checkpoint.config.vocab_size,
         checkpoint.fingerprint,
         max_waiting,
-        Steering(policy_of(config.policy, weights), _prior(program, executor.threads)),
+        Steering(policy_of(config.policy, weights), _prior(program, resolved)),
     )
     return dataclasses.replace(made, program=program, facts=_facts(made, path, executor))
 
@@ -134,10 +135,11 @@ class Steering:
     prior: Coefficients = UNKNOWN
 
 
-def _prior(program: Program, threads: int) -> Coefficients:
+def _prior(program: Program, config: EngineConfig) -> Coefficients:
     """What a step costs on a middling machine: the probes and the first steps correct it."""
+    threads, kv = config.threads or 1, KV_DTYPES[config.kv_dtype]
     machine = Hardware("a middling machine", 20e9, threads * 3e11, threads * 5e10, 5e-6, 2e-4)
-    return Coefficients(**step_terms(program, machine))
+    return Coefficients(**step_terms(program, machine, kv))
 
 
 @dataclass(frozen=True, slots=True)

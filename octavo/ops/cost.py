@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from octavo.ops.program import Program
-from octavo.ops.table import TABLE, RowShape, StepShape, Work
+from octavo.ops.table import TABLE, KvFormat, RowShape, StepShape, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def step_seconds(program: Program, hardware: Hardware) -> Callable[[StepShape], 
     return lambda shape: cost(program, shape, hardware).seconds
 
 
-def step_terms(program: Program, hardware: Hardware) -> dict[str, float]:
+def step_terms(program: Program, hardware: Hardware, kv: KvFormat = KvFormat()) -> dict[str, float]:
     """The cost of a step as a line in its shape: what `octavo.core.steptime.Coefficients` takes.
 
     Differences of `cost` between steps that differ in one thing. `knee`: the tokens at which a step
@@ -107,7 +107,8 @@ def step_terms(program: Program, hardware: Hardware) -> dict[str, float]:
     """
 
     def at(*rows: tuple[int, int, int]) -> float:
-        return cost(program, StepShape(tuple(RowShape(*row) for row in rows)), hardware).seconds
+        shape = StepShape(tuple(RowShape(*row) for row in rows), kv)
+        return cost(program, shape, hardware).seconds
 
     one, few, some, many = (at((0, count, 0)) for count in (1, 5, 512, 1024))
     area = max(0.0, at((4096, 512, 0)) - some) / (512 * 4096)
