@@ -81,8 +81,8 @@ class EngineConfig:
     )
     kv_dtype: Literal["auto", "bf16", "int8", "fp32"] = knob(
         "auto",
-        "Keys and values in the KV pool: bf16, int8 (twice the tokens in the same memory, a little "
-        "coarser) or fp32; auto is bf16, or fp32 with --act fp32.",
+        "Keys and values in the KV pool: bf16, int8 (twice the tokens in the same memory, but "
+        "coarser: least so for SmolLM2) or fp32; auto is bf16, or fp32 with --act fp32.",
     )
     pin: bool = knob(False, "Bind each compute thread to a core of its own.")
     max_context: int | None = knob(None, "Longest sequence in tokens (default: the model's own).")
