@@ -52,8 +52,8 @@ TABLE = (
     Peer(
         "OpenVINO GenAI", OPENVINO, "int8, exported by optimum-intel from the dequantised file",
         "continuous batching, 16 sequences, prefix caching, dynamic split-fuse, cache 2 GB, "
-        "256 tokens a step (512 and 2048, reading the GGUF itself, and its other dynamic "
-        "quantisation groups were tried on SmolLM2: no difference beyond the machine's noise)",
+        "256 tokens a step (512 and 2048, and reading the GGUF itself, were tried on SmolLM2: no "
+        "difference beyond the machine's noise)",
         "all cells in its own process, driven in place: the package has no server, so it pays for "
         "no HTTP",
     ),
