@@ -22,10 +22,11 @@ from octavo.assembly import Assembly
 from octavo.config import ServerConfig
 from octavo.core.admission import Admission, Limits
 from octavo.errors import InvalidRequest, Overloaded
-from octavo.server.app import App, Served
+from octavo.server.app import App
 from octavo.server.auth import Keys
 from octavo.server.driver import RESTART_SECONDS, Driver
 from octavo.server.metrics import Metrics
+from octavo.server.service import Served
 
 log = logging.getLogger("octavo")
 
@@ -114,19 +115,25 @@ async def serve(
 
 async def _drain(app: App, shutdown: Shutdown) -> None:
     """Wait for what is in the house; end it after `drain` seconds or when asked twice."""
-    app.draining = True
-    if app.occupancy.live:
+    app.service.draining = True
+    if app.service.occupancy.live:
         log.warning(
-            "stopping: %d requests have up to %g s to end", app.occupancy.live, app.config.drain
+            "stopping: %d requests have up to %g s to end",
+            app.service.occupancy.live,
+            app.config.drain,
         )
-    deadline = app.driver.clock() + app.config.drain
-    while app.occupancy.live and app.driver.clock() < deadline and not shutdown.second.is_set():
+    deadline = app.service.driver.clock() + app.config.drain
+    while (
+        app.service.occupancy.live
+        and app.service.driver.clock() < deadline
+        and not shutdown.second.is_set()
+    ):
         await asyncio.sleep(0.02)
-    if app.occupancy.live:
-        log.warning("ending %d requests", app.occupancy.live)
-        app.driver.abort_all(Overloaded("the server is shutting down", RESTART_SECONDS))
+    if app.service.occupancy.live:
+        log.warning("ending %d requests", app.service.occupancy.live)
+        app.service.driver.abort_all(Overloaded("the server is shutting down", RESTART_SECONDS))
     for _ in range(50):
-        if not app.occupancy.live:
+        if not app.service.occupancy.live:
             break
         await asyncio.sleep(0.02)
 

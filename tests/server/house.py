@@ -19,11 +19,12 @@ from octavo.core.engine import Engine
 from octavo.core.policy import Policy, fcfs
 from octavo.core.scheduler import Scheduler
 from octavo.door import Door
-from octavo.server.app import App, Served
+from octavo.server.app import App
 from octavo.server.auth import Keys
 from octavo.server.driver import Driver
 from octavo.server.metrics import Metrics
 from octavo.server.serve import Shutdown, bind, serve
+from octavo.server.service import Served
 from tests.server.fakes import VOCAB, FakeExecutor, FakeTokenizer, fake_template
 
 

@@ -57,7 +57,7 @@ def test_a_client_that_leaves_frees_its_blocks(stream: bool) -> None:
         start = time.monotonic()
         assert house.idle()
         assert time.monotonic() - start < 1.0
-        assert house.app.occupancy.live == 0
+        assert house.app.service.occupancy.live == 0
         assert house.engine.snapshot()["aborted"] == 1
 
 
@@ -66,8 +66,8 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch)
     with outside(House(port=0, keepalive=0.2)) as house:
         body = chat(stream=True, n=8, logprobs=True, top_logprobs=20, **LONG)
         with raw(house, body):
-            assert wait_for(lambda: house.app.occupancy.live == 1)
-            assert wait_for(lambda: house.app.occupancy.live == 0, 20)
+            assert wait_for(lambda: house.app.service.occupancy.live == 1)
+            assert wait_for(lambda: house.app.service.occupancy.live == 0, 20)
             assert house.idle()
         page = httpx.get(house.url + "/metrics").text
         assert 'octavo_requests_total{finish="abort"} 1.0' in page
@@ -99,7 +99,7 @@ def test_a_full_house_says_when_to_come_back() -> None:
         for client in clients:
             client.close()
         assert house.idle()
-        assert wait_for(lambda: house.app.occupancy.live == 0)
+        assert wait_for(lambda: house.app.service.occupancy.live == 0)
         assert httpx.post(house.url + CHAT, json=chat()).status_code == 200
 
 

@@ -1,0 +1,47 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import secrets
+
+from starlette.routing import Route
+
+from octavo.server import protocol
+from octavo.server.exchange import Job
+from octavo.server.generate import Generate, Visit, asked, caller, granted
+from octavo.server.reply import CompletionShape
+from octavo.server.service import Service
+
+
+def routes(service: Service) -> list[Route]:
+    return [Route("/v1/completions", Generate(service, completion_job), methods=["POST"])]
+
+
+def completion_job(service: Service, data: bytes, visit: Visit) -> Job:
+    """The body of a completions request. Raises `InvalidRequest`."""
+    body = protocol.parse(protocol.CompletionBody, data)
+    service.check_model(body.model)
+    params = protocol.sampling(body, service.limits)
+    prompts = protocol.completion_prompts(body, service.limits)
+    id = f"cmpl-{secrets.token_hex(12)}"
+    held = granted(service, body, visit)
+    tokenizer, who = service.served.tokenizer, caller(visit.key, body, held)
+    requests, texts = [], []
+    for number, prompt in enumerate(prompts):
+        text = prompt if isinstance(prompt, str) else None
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        requests.append(
+            service.served.door.request(
+                f"{id}-{number}",
+                ids,
+                params,
+                arrival=visit.arrival,
+                caller=who,
+                skip_special=body.skip_special_tokens is not False,
+            )
+        )
+        if body.echo:
+            texts.append(text if text is not None else tokenizer.decode(ids, False))
+    wanted = asked(service, id, body, tuple(texts))
+    choices = params.n * len(requests)
+    return Job(tuple(requests), wanted, CompletionShape, choices, held.clamped)

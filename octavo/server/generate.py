@@ -1,0 +1,109 @@
+"""The way into the engine that generating endpoints share: a place, a body, a job, an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from octavo.core.request import Slo
+from octavo.door import Caller
+from octavo.server import protocol
+from octavo.server.auth import Key
+from octavo.server.deadlines import Granted
+from octavo.server.exchange import Exchange, Job
+from octavo.server.reply import Asked, Head
+from octavo.server.service import Service
+
+INLINE_BODY = 4 * 1024  # longer bodies are parsed and tokenised in a thread
+BODY_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What is known of a request before its body is read."""
+
+    key: Key | None
+    arrival: float
+    asked: Slo
+
+
+Parse = Callable[[Service, bytes, Visit], Job]  # of a body; may run in a thread
+
+
+class Generate:
+    """A generating endpoint, as a raw ASGI application."""
+
+    def __init__(self, service: Service, parse: Parse) -> None:
+        self._service = service
+        self._parse = parse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service, key = self._service, scope["octavo.key"]
+        service.check_open()
+        asked = service.deadlines.asked(scope)
+        # A place is taken only when the body is here: a client that trickles it holds none.
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                data = await service.bodies.read(scope, receive)
+        except TimeoutError:
+            raise HTTPException(408, f"the body took over {BODY_SECONDS:g} s") from None
+        if data is None:
+            return
+        arrival = service.driver.clock()
+        service.check_open()
+        # Counted before it is parsed: a flood must not be tokenised before it is refused.
+        ticket = service.admission.enter(key.name if key else "", len(data), asked, arrival)
+        service.occupancy.enter()
+        try:
+            job = await self._job(data, Visit(key, arrival, asked))
+            service.admission.learn(ticket, sum(len(request.prompt) for request in job.requests))
+            exchange = Exchange(service.driver, service.metrics, service.admission, job, ticket)
+            await exchange.run(receive, send)
+        finally:
+            service.occupancy.leave()
+            service.admission.leave(ticket)
+
+    async def _job(self, data: bytes, visit: Visit) -> Job:
+        if len(data) <= INLINE_BODY:
+            return self._parse(self._service, data, visit)
+        loop, pool = asyncio.get_running_loop(), self._service.parsers
+        return await loop.run_in_executor(pool, self._parse, self._service, data, visit)
+
+
+def granted(
+    service: Service, body: protocol.ChatBody | protocol.CompletionBody, visit: Visit
+) -> Granted:
+    """What the request is held to of time. Raises `InvalidRequest`."""
+    return service.deadlines.granted(visit.asked, body.slo, body.service_tier, visit.key)
+
+
+def asked(
+    service: Service,
+    id: str,
+    body: protocol.ChatBody | protocol.CompletionBody,
+    echo: tuple[str, ...] = (),
+) -> Asked:
+    """How the answer is wanted."""
+    options, served = body.stream_options, service.served
+    usage = bool(options is not None and options.include_usage)
+    return Asked(
+        Head(id, int(time.time()), served.name, served.system_fingerprint, usage),
+        served.tokenizer,
+        stream=bool(body.stream),
+        skip_special=body.skip_special_tokens is not False,
+        echo=echo,
+    )
+
+
+def caller(
+    key: Key | None, body: protocol.ChatBody | protocol.CompletionBody, granted: Granted
+) -> Caller:
+    """A tenant is a key; where there are none, a `user`."""
+    tenant = key.name if key is not None else body.user or ""
+    salt = b"" if key is None else key.salt
+    return Caller(tenant, salt, body.priority or 0, granted.slo, granted.tier)

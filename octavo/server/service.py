@@ -1,0 +1,108 @@
+"""What the endpoints share: the model, the engine's driver, the limits, and who is in the house."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from octavo.config import ServerConfig
+from octavo.core.admission import Admission
+from octavo.core.request import shown
+from octavo.door import Door
+from octavo.errors import Overloaded, UnknownModel
+from octavo.server.deadlines import Deadlines
+from octavo.server.driver import Driver
+from octavo.server.exchange import Bodies
+from octavo.server.metrics import Metrics
+from octavo.server.protocol import Limits
+from octavo.text import Tokenizer
+
+BODIES = 16  # largest bodies that may be on their way at once, or as many bytes of smaller ones
+Template = Callable[[list[dict[str, str]]], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model that is served. template: chat messages to token ids, or None. priority, timed:
+    whether the policy looks at `priority`, and whether it keeps deadlines."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: Template | None
+    door: Door
+    system_fingerprint: str
+    version: str
+    created: int
+    priority: bool = False
+    timed: bool = False
+
+
+class Occupancy:
+    """How full the house is, and how fast it empties."""
+
+    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
+        self.limit = limit
+        self.live = 0
+        self._clock = clock
+        self._ended: deque[float] = deque(maxlen=64)
+
+    def check(self) -> None:
+        """Raises `Overloaded`, with the time in which half of the places will be free."""
+        if self.live >= self.limit:
+            raise Overloaded(
+                f"all {self.limit} places of this server are taken", self.retry_after()
+            )
+
+    def enter(self) -> None:
+        """Take a place."""
+        self.live += 1
+
+    def leave(self) -> None:
+        self.live -= 1
+        self._ended.append(self._clock())
+
+    def retry_after(self) -> float:
+        """Seconds, from the rate at which the latest requests ended; at least 1, at most 120."""
+        if len(self._ended) < 2:
+            return 5.0
+        rate = len(self._ended) / max(self._clock() - self._ended[0], 1e-3)
+        return min(max(self.live / 2 / rate, 1.0), 120.0)
+
+
+class Service:
+    """One served model with everything that its endpoints need. Used in the event loop."""
+
+    def __init__(
+        self,
+        served: Served,
+        driver: Driver,
+        config: ServerConfig,
+        metrics: Metrics,
+        admission: Admission,
+    ) -> None:
+        self.served = served
+        self.driver = driver
+        self.config = config
+        self.metrics = metrics
+        self.admission = admission
+        self.deadlines = Deadlines.read(served.timed, config.slo)
+        self.draining = False
+        self.bodies = Bodies(config.max_body, BODIES * config.max_body)
+        self.occupancy = Occupancy(config.max_queue, driver.clock)
+        self.limits = Limits(config.max_n, config.max_prompts, served.priority)
+        self.parsers = ThreadPoolExecutor(2, thread_name_prefix="octavo-parse")
+
+    def check_open(self) -> None:
+        """Raises `Overloaded` while no new work is taken."""
+        if self.draining:
+            raise Overloaded("the server is shutting down", self.config.drain or 1.0)
+        self.occupancy.check()
+
+    def check_model(self, name: str) -> None:
+        """Raises `UnknownModel`."""
+        if name != self.served.name:
+            raise UnknownModel(
+                f"the model {shown(name)} is not served here; {self.served.name!r} is", "model"
+            )
