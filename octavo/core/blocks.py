@@ -18,7 +18,10 @@ from collections.abc import Sequence as Seq
 from hashlib import blake2b
 from itertools import islice
 
+from octavo.core.history import Cold
 from octavo.core.request import BlockHash, Sequence, State
+
+REMEMBERED = 8192  # evicted blocks whose hashes are kept, to say why a prompt was not cached
 
 
 def root_hash(namespace: bytes) -> BlockHash:
@@ -49,6 +52,7 @@ class BlockManager:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.num_evictions = 0
+        self._gone: dict[BlockHash, None] = {}  # evicted of late, oldest first
         self._refs = [0] * num_blocks
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -106,6 +110,17 @@ class BlockManager:
             if parent not in index:
                 return start
         return (len(tokens) - 1) // size * size
+
+    def cold(self, seq: Sequence, num_cached: int, max_tokens: int | None) -> Cold:
+        """Why no more than num_cached tokens of its prompt came from the cache."""
+        if not self.prefix_caching:
+            return Cold.OFF
+        at = num_cached // self.block_size
+        if at >= (seq.num_prompt - 1) // self.block_size:
+            return Cold.ALL
+        if max_tokens is not None and num_cached + self.block_size > max_tokens:
+            return Cold.SCORED
+        return Cold.EVICTED if seq.hashes[at] in self._gone else Cold.NEW
 
     def awaited(
         self, seq: Sequence, num_shared: int, max_tokens: int | None = None
@@ -254,4 +269,7 @@ class BlockManager:
         del self._index[hash_]
         self._hash_of[block] = None
         self.num_evictions += 1
+        self._gone[hash_] = None
+        if len(self._gone) > REMEMBERED:
+            del self._gone[next(iter(self._gone))]
         return block

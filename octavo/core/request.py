@@ -15,6 +15,7 @@ from enum import Enum, IntEnum, StrEnum
 from math import inf
 from typing import NamedTuple, NewType, Protocol
 
+from octavo.core.history import Record
 from octavo.errors import InvalidRequest
 
 BlockId = NewType("BlockId", int)
@@ -265,7 +266,8 @@ class Sequence:
     max_len: tokens (prompt and output) at which it ends by length. stop_from: tokens before which
     no stop id (`suppress`, sorted) may be chosen. penalised: whether choosing looks at the tokens
     before. may_draft: whether guesses are welcome. notes: what the drafter remembers of it.
-    num_drafted, num_accepted: guesses made, and those of them that saved a step.
+    num_drafted, num_accepted: guesses made, and those of them that saved a step. record: what
+    happened to it.
     """
 
     __slots__ = (
@@ -295,6 +297,7 @@ class Sequence:
         "num_steps",
         "pace",
         "penalised",
+        "record",
         "request",
         "scored",
         "scores",
@@ -320,6 +323,7 @@ class Sequence:
         self.num_steps = 0
         self.num_drafted = 0
         self.num_accepted = 0
+        self.record = Record(request.arrival)
         self.first_scheduled: float | None = None
         self.first_token: float | None = None
         self.due = inf

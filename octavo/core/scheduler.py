@@ -32,6 +32,7 @@ from octavo.core.batch import Batch, Row, RowResult, SampleSpec, StepResult, Wan
 from octavo.core.blocks import BlockManager
 from octavo.core.drafter import Drafter, NoDrafter
 from octavo.core.executor import Capacity
+from octavo.core.history import Wait
 from octavo.core.policy import House, Occupancy, Policy, fcfs
 from octavo.core.request import (
     EXPIRED,
@@ -205,6 +206,7 @@ class Scheduler:
 
     def _queue(self, seq: Sequence) -> None:
         seq.state = State.WAITING
+        seq.record.queue(self.stats.journal)
         self.num_waiting += 1
         self._order.push(seq, max(self._now, seq.request.arrival))
 
@@ -235,6 +237,7 @@ class Scheduler:
     def schedule(self, now: float) -> Batch | None:
         """The next step's work, or None if nothing can be computed now."""
         self._now = now
+        self.stats.journal.open(now)
         if self._expiries and self._expiries[0][0] <= now:
             self._expire(now)
         plan = _Plan(self.capacity, now)
@@ -279,7 +282,9 @@ class Scheduler:
         longer = [seq for seq in longer if seq.state is State.RUNNING]
         blocks_for = self.blocks.blocks_for
         self._owed = sum(blocks_for(len(s.tokens)) - len(s.block_table) for s in longer)
+        stopped = self.stats.journal.stopped
         if not plan.tokens or not plan.rows:
+            stopped(Wait.TOKENS if plan.rows else Wait.ROWS)
             return
         offers = self._order.candidates(longer, plan.now)
         for seq, most in offers:
@@ -288,9 +293,12 @@ class Scheduler:
             if seq.state is State.RUNNING:
                 self._continue(seq, most, plan)
             # Admitting right after a preemption would take the blocks that it was to free.
-            elif seq.state is State.WAITING and not plan.preempted:
+            elif seq.state is State.WAITING and plan.preempted:
+                stopped(Wait.PREEMPTION)
+            elif seq.state is State.WAITING:
                 self._admit(seq, most, plan)
             if not plan.tokens or not plan.rows:
+                stopped(Wait.TOKENS if plan.rows else Wait.ROWS)
                 break
         offers.close()
 
@@ -308,6 +316,7 @@ class Scheduler:
         n, outputs = self._chunk(seq, start, min(most, slots), plan.outputs)
         self._grow(seq, start + n)
         plan.put(seq, n, outputs)
+        seq.record.chunk(plan.now, start, n)
         self._order.served(seq, start, n)
 
     def _in_time(self, seq: Sequence, start: int, most: int, plan: _Plan) -> int:
@@ -371,6 +380,7 @@ class Scheduler:
         self.reserve.preempted()
         self.stats.counters.recomputed_tokens += seq.num_computed
         self.stats.counters.preemptions += 1
+        seq.record.preempted(plan.now, seq.num_computed)
         seq.num_preemptions += 1
         seq.num_computed = seq.num_scheduled = 0
         self._queue(seq)
@@ -382,6 +392,9 @@ class Scheduler:
         blocks, running = self.blocks, len(self._running)
         occupancy = Occupancy(running, self._max_running, self._seats, self._opened)
         if not self.policy.admits(seq, occupancy) or not self._pace.joins(running):
+            full = running >= self._max_running
+            grouped = not full and not self.policy.admits(seq, occupancy)
+            self.stats.journal.stopped(Wait.ROWS if full else Wait.GROUP if grouped else Wait.TIME)
             return
         limit = self._most_shared(seq)
         shared = blocks.lookup(seq, limit)
@@ -392,11 +405,13 @@ class Scheduler:
         need = blocks.blocks_for(len(seq.tokens)) - len(shared)
         spare = blocks.num_available - blocks.num_idle(shared) - self._owed
         if not n or need > spare or not self._leaves_growth(spare - need):
+            self.stats.journal.stopped(Wait.BLOCKS if n else Wait.TIME)
             return
         self._grow(seq, start + n, shared)
         self._owed += blocks.blocks_for(len(seq.tokens)) - len(seq.block_table)
         self._join(seq, start, plan.now)
         plan.put(seq, n, outputs)
+        seq.record.chunk(plan.now, start, n)
         self._order.served(seq, start, n)
 
     def _leaves_growth(self, blocks: int) -> bool:
@@ -413,6 +428,7 @@ class Scheduler:
             return False
         seq.state = State.HELD
         seq.awaits = hash_
+        seq.record.hold(self.stats.journal)
         leader = self.blocks.claimant(hash_)
         if leader is not None and leader.first_token is None:
             leader.due = min(leader.due, seq.due)  # it works for both now
@@ -435,10 +451,12 @@ class Scheduler:
         self._seats += 1
         insort(self._running, seq, key=_key)
         self.blocks.claim(seq)
+        seq.record.join(self.stats.journal)
         counters = self.stats.counters
         if seq.first_scheduled is None:
             seq.first_scheduled = now
             seq.num_cached = num_cached
+            seq.record.cold = self.blocks.cold(seq, num_cached, self._most_shared(seq))
             counters.admitted += 1
             counters.prompt_tokens += seq.num_prompt
             counters.cached_tokens += num_cached
@@ -526,6 +544,7 @@ class Scheduler:
         self._committed += 1
         if not batch.step == result.step == self._committed:
             raise EngineError(f"step {result.step} came back, {self._committed} was due")
+        self._note(batch, result, now)
         events, self._events = self._events, []
         live, results, size = self._live, result.rows, self.blocks.block_size
         num_tokens = num_outputs = num_drafted = 0
@@ -567,6 +586,11 @@ class Scheduler:
         seconds = self._learn(result)
         self.drafter.timed(len(batch.rows), num_tokens, num_drafted, seconds)
         return events
+
+    def _note(self, batch: Batch, result: StepResult, now: float) -> None:
+        """The step in the journal, before its sequences look there."""
+        seconds = result.finished - result.started
+        self.stats.journal.stepped(len(batch.rows), self._shapes[0].tokens, seconds, now)
 
     def _learn(self, result: StepResult) -> float:
         """The step's time, and how long the executor had stood still before it."""
@@ -631,6 +655,7 @@ class Scheduler:
         prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         if seq.first_token is None:
             seq.first_token = now
+            seq.record.first = self.stats.journal.mark()
             if request.slo:
                 expected = self.reserve.output(request.tenant, seq.max_len - seq.num_prompt)
                 seq.pace = pace_from(request, now, expected)
@@ -721,6 +746,10 @@ class Scheduler:
         """News that no commit will bring: sequences whose watcher failed while scheduling."""
         events, self._events = self._events, []
         return events
+
+    def choices(self, request_id: str) -> tuple[Sequence, ...]:
+        """The sequences of a request that have not ended; to read, not to change."""
+        return tuple(self._choices.get(request_id, ()))
 
     @property
     def running(self) -> tuple[Sequence, ...]:

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
+from octavo.core.history import Journal, Record
 from octavo.core.request import NO_SLO, FinishReason, Forecast, Sequence, Slo, Tier
 
 MAX_UNREAD_TIMINGS = 8192
@@ -20,6 +21,7 @@ class Timing(NamedTuple):
 
     queued: Request.arrival. num_cached: prompt tokens that came from the prefix cache when it was
     first admitted. num_steps: steps that carried a row of it. predicted: when it was admitted.
+    record: what it waited for, its chunks and company.
     """
 
     request_id: str
@@ -38,6 +40,9 @@ class Timing(NamedTuple):
     tier: Tier = Tier.DEFAULT
     slo: Slo = NO_SLO
     predicted: Forecast | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
+    record: Record | None = None
 
     @property
     def ttft(self) -> float | None:
@@ -140,12 +145,14 @@ class _Group:
 class Stats:
     """Counters, and the timings of sequences that ended and were not yet taken.
 
-    accepted_at: how often the first, second, ... token of a draft held.
+    accepted_at: how often the first, second, ... token of a draft held. journal: the sums from
+    which each sequence's `record` is made.
     """
 
     counters: Counters = field(default_factory=Counters)
     timings: deque[Timing] = field(default_factory=lambda: deque(maxlen=MAX_UNREAD_TIMINGS))
     accepted_at: list[int] = field(default_factory=list)
+    journal: Journal = field(default_factory=Journal)
     seconds_per_end: float = 1.0
     _last_end: float | None = None
     _group: _Group = field(default_factory=_Group)
@@ -155,6 +162,7 @@ class Stats:
         counters, name = self.counters, _COUNTER_OF[reason]
         setattr(counters, name, getattr(counters, name) + 1)
         num_output = seq.num_output
+        seq.record.end(self.journal, now)
         self.timings.append(
             Timing(
                 seq.request.id,
@@ -173,6 +181,9 @@ class Stats:
                 seq.request.tier,
                 seq.request.slo,
                 seq.request.predicted,
+                seq.num_drafted,
+                seq.num_accepted,
+                seq.record,
             )
         )
         if self._last_end is not None:
