@@ -146,6 +146,9 @@ class ServerConfig:
     max_body: int = knob(16 * 2**20, "Largest request body.", size=True)
     max_n: int = knob(8, "Largest `n` of one request.")
     max_prompts: int = knob(64, "Most prompts in one completions request.")
+    strict: bool = knob(
+        False, "Refuse unknown fields of requests; else they are named in x-octavo-ignored."
+    )
     keepalive: float = knob(10.0, "Seconds of silence before a stream gets a comment line.")
     drain: float = knob(30.0, "Seconds that running requests get to finish on shutdown.")
     stall: float = knob(60.0, "Seconds without a finished step before /ready says no.")

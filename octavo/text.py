@@ -36,14 +36,16 @@ class Tokenizer(Protocol):
 class StopScan:
     """Finds the first of some strings in text that arrives in pieces.
 
-    What it holds back is the longest suffix that may yet begin a stop string, never more.
+    What it holds back is the longest suffix that may yet begin a stop string, never more. `found`
+    is the one that has come.
     """
 
-    __slots__ = ("_held", "_stops")
+    __slots__ = ("_held", "_stops", "found")
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
+        self.found: str | None = None
 
     def push(self, piece: str) -> tuple[str, bool]:
         """(text that can be shown, whether a stop string has come). The stop is never shown."""
@@ -51,6 +53,7 @@ class StopScan:
         at = min((i for i in (text.find(stop) for stop in self._stops) if i >= 0), default=-1)
         if at >= 0:
             self._held = ""
+            self.found = next(stop for stop in self._stops if text.startswith(stop, at))
             return text[:at], True
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
@@ -83,6 +86,11 @@ class OutputText:
         self._scan = StopScan(stops) if stops else None
         self._exempt = min_tokens if stops else 0
         self.stopped = False
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that has come."""
+        return self._scan.found if self._scan is not None else None
 
     def push(self, tokens: Sequence[int]) -> str:
         """Take tokens; return the text that can be shown now."""

@@ -10,8 +10,8 @@ from octavo.errors import InvalidRequest
 from octavo.server import protocol
 from octavo.server.exchange import Job
 from octavo.server.generate import Generate, Visit, asked, caller, granted
-from octavo.server.reply import ChatShape
 from octavo.server.service import Service
+from octavo.server.shapes import ChatShape
 
 
 def routes(service: Service) -> list[Route]:
@@ -20,7 +20,7 @@ def routes(service: Service) -> list[Route]:
 
 def chat_job(service: Service, data: bytes, visit: Visit) -> Job:
     """The body of a chat request. Raises `InvalidRequest`."""
-    body = protocol.parse(protocol.ChatBody, data)
+    body, ignored = protocol.parse(protocol.ChatBody, data, service.limits.strict)
     service.check_model(body.model)
     params = protocol.sampling(body, service.limits)
     messages = protocol.chat_messages(body)
@@ -43,4 +43,4 @@ def chat_job(service: Service, data: bytes, visit: Visit) -> Job:
         names = {"prompt": "messages"} | ({"max_tokens": "max_completion_tokens"} if newer else {})
         error.param = names.get(error.param or "", error.param)
         raise
-    return Job((request,), asked(service, id, body), ChatShape, params.n, held.clamped)
+    return Job((request,), asked(service, id, body), ChatShape, held.clamped, ignored)

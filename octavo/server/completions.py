@@ -9,8 +9,8 @@ from starlette.routing import Route
 from octavo.server import protocol
 from octavo.server.exchange import Job
 from octavo.server.generate import Generate, Visit, asked, caller, granted
-from octavo.server.reply import CompletionShape
 from octavo.server.service import Service
+from octavo.server.shapes import CompletionShape
 
 
 def routes(service: Service) -> list[Route]:
@@ -19,7 +19,7 @@ def routes(service: Service) -> list[Route]:
 
 def completion_job(service: Service, data: bytes, visit: Visit) -> Job:
     """The body of a completions request. Raises `InvalidRequest`."""
-    body = protocol.parse(protocol.CompletionBody, data)
+    body, ignored = protocol.parse(protocol.CompletionBody, data, service.limits.strict)
     service.check_model(body.model)
     params = protocol.sampling(body, service.limits)
     prompts = protocol.completion_prompts(body, service.limits)
@@ -43,5 +43,4 @@ def completion_job(service: Service, data: bytes, visit: Visit) -> Job:
         if body.echo:
             texts.append(text if text is not None else tokenizer.decode(ids, False))
     wanted = asked(service, id, body, tuple(texts))
-    choices = params.n * len(requests)
-    return Job(tuple(requests), wanted, CompletionShape, choices, held.clamped)
+    return Job(tuple(requests), wanted, CompletionShape, held.clamped, ignored)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from starlette.types import Scope
@@ -28,6 +28,7 @@ FALLBACK = "x-slo-fallback"
 class SloBody(msgspec.Struct, forbid_unknown_fields=True):
     """The `slo` extension of a request body; milliseconds."""
 
+    STRICT: ClassVar[bool] = True
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None

@@ -18,22 +18,23 @@ from octavo.core.admission import Ticket as Counted
 from octavo.core.request import Request
 from octavo.errors import Overloaded, Unattainable
 from octavo.server.deadlines import in_force
+from octavo.server.decoding import Ignored, said_ignored
 from octavo.server.driver import Admitted, Driver, Failed, Ticket
 from octavo.server.headers import header
 from octavo.server.metrics import Metrics
-from octavo.server.problems import envelope
-from octavo.server.reply import PING, Asked, ChatShape, CompletionShape, Reply, encode
+from octavo.server.reply import Asked, Reply, ShapeMaker
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A parsed request body. clamped: it asked for tighter deadlines than its key may."""
+    """A parsed request body. clamped: it asked for tighter deadlines than its key may. ignored: its
+    fields that nobody here knows."""
 
     requests: tuple[Request, ...]
     asked: Asked
-    shape: type[ChatShape] | type[CompletionShape]
-    num_choices: int
+    shape: ShapeMaker
     clamped: bool = False
+    ignored: Ignored = ()
 
 
 class Exchange:
@@ -79,7 +80,7 @@ class Exchange:
         if words and first.predicted is not None:
             expected = b"%.0f" % (first.predicted.ttft * 1e3)
             headers.append((b"x-octavo-predicted-ttft-ms", expected))
-        return headers
+        return headers + said_ignored(self.job.ignored)
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Answer, or raise before the first byte. A client that leaves ends the request."""
@@ -143,6 +144,9 @@ class Exchange:
             return
         await send(_start(200, b"text/event-stream; charset=utf-8", self._said()))
         ticket.touched = self.driver.clock()
+        first = self.reply.start()
+        if first:
+            await self._send(send, first, True)
         try:
             while self.reply.open_choices:
                 out = await self._step()
@@ -151,7 +155,7 @@ class Exchange:
                     return
                 if ticket.ping:
                     ticket.ping = False
-                    out = out or PING
+                    out = out or self.reply.shape.ping
                 if out:
                     await self._send(send, out, True)
             self.outcome = self._finish()
@@ -159,8 +163,7 @@ class Exchange:
         except OSError:
             raise
         except Exception as error:
-            # The status is out: an error event is how the OpenAI API says it now.
-            last = b"data: " + encode(envelope(error)[1]) + b"\n\n"
+            last = self.reply.failure(error)  # the status is out: an event has to say it
         await self._send(send, last)
 
     async def _send(self, send: Send, body: bytes, more: bool = False) -> None:

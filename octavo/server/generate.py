@@ -103,7 +103,7 @@ def asked(
 def caller(
     key: Key | None, body: protocol.ChatBody | protocol.CompletionBody, granted: Granted
 ) -> Caller:
-    """A tenant is a key; where there are none, a `user`."""
-    tenant = key.name if key is not None else body.user or ""
+    """A tenant is a key; where there are none, a `user`, by its old or its new name."""
+    tenant = key.name if key is not None else body.user or body.safety_identifier or ""
     salt = b"" if key is None else key.salt
     return Caller(tenant, salt, body.priority or 0, granted.slo, granted.tier)

@@ -1,8 +1,4 @@
-"""Request bodies: bytes in, a value that is honoured in full out, or an error naming the field.
-
-Three kinds of field: declared here with a type and honoured; declared as `Refused`, known to the
-OpenAI API and refused unless it says what we do anyway; anything else is unknown, and refused.
-"""
+"""Bodies of chat and completions: what is declared here is honoured in full, or refused by name."""
 
 from __future__ import annotations
 
@@ -15,11 +11,12 @@ import msgspec
 from octavo.core.request import MAX_TOP_LOGPROBS, SamplingParams
 from octavo.errors import InvalidRequest, Unsupported
 from octavo.server.deadlines import SloBody
+from octavo.server.decoding import Ignored, Refused, decode, refuse
 
 MAX_STOPS = 4
 COMPLETION_TOKENS = 16  # the OpenAI default of /v1/completions
 
-Refused = Any  # a field that is read only to be refused by name
+METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -58,18 +55,29 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     speculation: bool | None = None
     slo: SloBody | None = None
     service_tier: str | None = None
+    # Of use to the caller's records alone; the prefix cache needs no key to find what is alike.
+    metadata: dict[str, str] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
     # Known, and refused.
-    metadata: Refused = None
-    prompt_cache_key: Refused = None
     prompt_cache_retention: Refused = None
-    safety_identifier: Refused = None
     store: Refused = None
     response_format: Refused = None
 
 
+class Part(msgspec.Struct, forbid_unknown_fields=True):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+    image_url: Refused = None
+    input_audio: Refused = None
+    file: Refused = None
+
+
 class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[Part] | None = None
     name: str | None = None
     refusal: Refused = None
     annotations: Refused = None
@@ -83,7 +91,7 @@ class Prediction(msgspec.Struct, forbid_unknown_fields=True):
     """Text that the answer is expected to resemble."""
 
     type: Literal["content"]
-    content: str | list[dict[str, Any]]
+    content: str | list[Part]
 
 
 class ChatBody(Sampling, kw_only=True):
@@ -104,6 +112,11 @@ class ChatBody(Sampling, kw_only=True):
     tool_choice: Refused = None
     verbosity: Refused = None
     web_search_options: Refused = None
+    # Of the other endpoint.
+    best_of: Refused = None
+    echo: Refused = None
+    prompt: Refused = None
+    suffix: Refused = None
 
 
 class CompletionBody(Sampling, kw_only=True):
@@ -114,84 +127,48 @@ class CompletionBody(Sampling, kw_only=True):
     logprobs: int | None = None
     best_of: Refused = None
     suffix: Refused = None
+    # Of the other endpoint.
+    max_completion_tokens: Refused = None
+    messages: Refused = None
+    prediction: Refused = None
+    tools: Refused = None
+    top_logprobs: Refused = None
 
-
-# The values of refused fields that ask for nothing but what happens anyway.
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "store": (False,),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "tools": ([],),
-    "functions": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "tool_calls": ([],),
-    "annotations": ([],),
-    "suffix": ("",),
-    "best_of": (1,),
-    "include_obfuscation": (False,),
-}
 
 Body = TypeVar("Body", ChatBody, CompletionBody)
-_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
-    cls: msgspec.json.Decoder(cls) for cls in (ChatBody, CompletionBody)
-}
-_REFUSED: dict[type, tuple[str, ...]] = {
-    cls: tuple(item.name for item in msgspec.structs.fields(cls) if item.type is Any)
-    for cls in (ChatBody, CompletionBody, Message, StreamOptions)
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Caps of the server on one request."""
+    """Caps of the server on one request. strict: unknown fields are refused."""
 
     max_n: int = 8
     max_prompts: int = 64
     priority: bool = False
+    strict: bool = False
 
 
-def parse(cls: type[Body], data: bytes) -> Body:
-    """A checked body. Raises `InvalidRequest` or `Unsupported`, naming the field."""
-    try:
-        body: Body = _DECODERS[cls].decode(data)
-    except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
-    _refuse(body, "")
+def parse(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ignored]:
+    """A checked body and its unknown fields. Raises `InvalidRequest` or `Unsupported`."""
+    body, ignored = decode(cls, data, strict)
     if body.stream_options is not None:
-        _refuse(body.stream_options, "stream_options.")
+        refuse(body.stream_options, "stream_options.")
         if not body.stream:
             raise InvalidRequest("stream_options needs stream: true", "stream_options")
-    return body
+    _check_metadata(body.metadata)
+    return body, ignored
 
 
-def _named(message: str) -> InvalidRequest:
-    """msgspec's message, with the path it names as `param`."""
-    text, _, path = message.partition(" - at `")
-    param = re.sub(r"^(key in )?`?\$\.?", "", path.rstrip("`")).replace("[...]", "")
-    unknown = re.search(r"unknown field `(.*)`", text)
-    missing = re.search(r"missing required field `(.*)`", text)
-    found = unknown or missing
-    if found:
-        param = f"{param}.{found[1]}" if param else found[1]
-    if unknown:
-        return Unsupported(f"unknown field {param}", param)
-    if missing:
-        return InvalidRequest(f"{param} is required", param)
-    return InvalidRequest(f"{param or 'the body'}: {text}", param or None)
-
-
-def _refuse(value: msgspec.Struct, prefix: str) -> None:
-    for name in _REFUSED[type(value)]:
-        given = getattr(value, name)
-        if given is not None and not any(
-            given == ok and type(given) is type(ok) for ok in _HARMLESS.get(name, ())
-        ):
-            raise Unsupported(f"{prefix}{name} is not supported by this version", prefix + name)
+def _check_metadata(metadata: dict[str, str] | None) -> None:
+    """OpenAI's limits. It is for the caller's own records: nothing is stored here."""
+    for key, value in (metadata or {}).items():
+        if len(key) > METADATA_KEY or len(value) > METADATA_VALUE:
+            raise InvalidRequest(
+                f"metadata: keys have at most {METADATA_KEY} characters, values {METADATA_VALUE}",
+                "metadata",
+            )
+    if metadata is not None and len(metadata) > METADATA_PAIRS:
+        raise InvalidRequest(f"metadata has at most {METADATA_PAIRS} pairs", "metadata")
 
 
 def sampling(body: ChatBody | CompletionBody, limits: Limits) -> SamplingParams:
@@ -288,7 +265,7 @@ def chat_messages(body: ChatBody) -> list[dict[str, str]]:
     made = []
     for index, message in enumerate(body.messages):
         at = f"messages[{index}]."
-        _refuse(message, at)
+        refuse(message, at)
         role = "system" if message.role == "developer" else message.role
         if message.content is None and role != "assistant":
             raise InvalidRequest(f"{at}content is required", at + "content")
@@ -297,17 +274,18 @@ def chat_messages(body: ChatBody) -> list[dict[str, str]]:
     return made
 
 
-def _plain(content: str | list[dict[str, Any]] | None, at: str) -> str:
+def _plain(content: str | list[Part] | None, at: str) -> str:
     """Text of a message; parts must be text."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
     for index, part in enumerate(content):
-        if part.get("type") != "text":
+        if part.type != "text":
             raise Unsupported(f"{at}[{index}]: only parts of type text", f"{at}[{index}].type")
-        if not isinstance(part.get("text"), str) or set(part) - {"type", "text"}:
-            raise InvalidRequest(f"{at}[{index}] must have just type and text", f"{at}[{index}]")
-        texts.append(part["text"])
+        refuse(part, f"{at}[{index}].")
+        if part.text is None:
+            raise InvalidRequest(f"{at}[{index}].text is required", f"{at}[{index}].text")
+        texts.append(part.text)
     return "".join(texts)
 
 

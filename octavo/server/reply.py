@@ -1,12 +1,12 @@
 """Events of one HTTP request become its answer: SSE bytes as they come, or one JSON object.
 
-Knows no sockets. A stream's pieces are built from bytes prepared once per choice; only the text
-itself is encoded per step. One call of `feed` gives what one write should carry.
+Knows no sockets and no wire format: those are `Shape`s (`shapes.py`, and beside their endpoints).
+One call of `feed` gives what one write should carry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,38 +14,21 @@ import msgspec
 
 from octavo.core.request import EXPIRED, Event, FinishReason, Request, TokenLogprob
 from octavo.errors import EngineError, Unattainable
+from octavo.server.problems import envelope
 from octavo.text import OutputText, Tokenizer
 
 encode = msgspec.json.encode
 
-DONE = b"data: [DONE]\n\n"
-PING = b": keep-alive\n\n"
-LOWEST = -9999.0  # JSON has no -inf
-
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every chunk of an answer repeats."""
+    """What every chunk of an answer repeats; include_usage: a stream ends with the usage."""
 
     id: str
     created: int
     model: str
     fingerprint: str
     include_usage: bool = False
-
-
-class Shape(Protocol):
-    """The JSON of one endpoint."""
-
-    def open(self, index: int, /) -> bytes: ...
-    def text(self, index: int, text: str, logprobs: Any, /) -> bytes: ...
-    def close(self, index: int, finish: str, /) -> bytes: ...
-    def logprobs(self, items: list[Logged], /) -> Any: ...
-    def choice(self, index: int, text: str, logprobs: Any, finish: str, /) -> dict[str, Any]: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def chunk_kind(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,118 +39,6 @@ class Logged:
     logprob: float | None
     top: tuple[tuple[int, float], ...]
     offset: int
-
-
-def _frame(head: Head, kind: str) -> tuple[bytes, bytes]:
-    """What stands before a choice's index, and after the choice."""
-    fields = {
-        "id": head.id,
-        "object": kind,
-        "created": head.created,
-        "model": head.model,
-        "system_fingerprint": head.fingerprint,
-    }
-    before = b"data: " + encode(fields)[:-1] + b',"choices":[{"index":'
-    return before, b"}]" + (b',"usage":null' if head.include_usage else b"") + b"}\n\n"
-
-
-class ChatShape:
-    """chat.completion and its chunks."""
-
-    kind = "chat.completion"
-    chunk_kind = "chat.completion.chunk"
-
-    def __init__(self, head: Head, tokenizer: Tokenizer, choices: int) -> None:
-        self._tokenizer = tokenizer
-        before, self._end = _frame(head, self.chunk_kind)
-        self._deltas = [before + b'%d,"delta":{' % index for index in range(choices)]
-        self._texts = [delta + b'"content":' for delta in self._deltas]
-        self._plain = b'},"logprobs":null,"finish_reason":null' + self._end
-
-    def open(self, index: int) -> bytes:
-        return self._deltas[index] + b'"role":"assistant","content":""' + self._plain
-
-    def text(self, index: int, text: str, logprobs: Any) -> bytes:
-        if logprobs is None:
-            return self._texts[index] + encode(text) + self._plain
-        middle = b'},"logprobs":' + encode(logprobs) + b',"finish_reason":null'
-        return self._texts[index] + encode(text) + middle + self._end
-
-    def close(self, index: int, finish: str) -> bytes:
-        end = b'},"logprobs":null,"finish_reason":' + encode(finish) + self._end
-        return self._deltas[index] + end
-
-    def logprobs(self, items: list[Logged]) -> dict[str, Any]:
-        content = [
-            self._entry(item.token, item.logprob)
-            | {"top_logprobs": [self._entry(*alternative) for alternative in item.top]}
-            for item in items
-        ]
-        return {"content": content, "refusal": None}
-
-    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
-        raw = self._tokenizer.token_bytes(token)
-        return {
-            "token": raw.decode("utf-8", "replace"),
-            "logprob": None if logprob is None else max(logprob, LOWEST),
-            "bytes": list(raw),
-        }
-
-    def choice(self, index: int, text: str, logprobs: Any, finish: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
-
-
-class CompletionShape:
-    """text_completion; its chunks look the same."""
-
-    kind = chunk_kind = "text_completion"
-
-    def __init__(self, head: Head, tokenizer: Tokenizer, choices: int) -> None:
-        self._tokenizer = tokenizer
-        before, self._end = _frame(head, self.chunk_kind)
-        self._texts = [before + b'%d,"text":' % index for index in range(choices)]
-        self._plain = b',"logprobs":null,"finish_reason":null' + self._end
-
-    def open(self, index: int) -> bytes:
-        return b""
-
-    def text(self, index: int, text: str, logprobs: Any) -> bytes:
-        if logprobs is None:
-            return self._texts[index] + encode(text) + self._plain
-        middle = b',"logprobs":' + encode(logprobs) + b',"finish_reason":null'
-        return self._texts[index] + encode(text) + middle + self._end
-
-    def close(self, index: int, finish: str) -> bytes:
-        end = b'"","logprobs":null,"finish_reason":' + encode(finish) + self._end
-        return self._texts[index] + end
-
-    def logprobs(self, items: list[Logged]) -> dict[str, Any]:
-        return {
-            "tokens": [self._name(item.token) for item in items],
-            "token_logprobs": [
-                None if item.logprob is None else max(item.logprob, LOWEST) for item in items
-            ],
-            "top_logprobs": [self._top(item) for item in items],
-            "text_offset": [item.offset for item in items],
-        }
-
-    def _top(self, item: Logged) -> dict[str, float] | None:
-        if item.logprob is None:
-            return None
-        pairs = (*item.top, (item.token, item.logprob))
-        return {self._name(token): max(logprob, LOWEST) for token, logprob in pairs}
-
-    def _name(self, token: int) -> str:
-        """The token's text; bytes that are no UTF-8 by themselves the way OpenAI writes them."""
-        raw = self._tokenizer.token_bytes(token)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-    def choice(self, index: int, text: str, logprobs: Any, finish: str) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 
 class Choice:
@@ -260,15 +131,54 @@ class Asked:
     echo: tuple[str, ...] = ()
 
 
+class Shape(Protocol):
+    """The wire format of one endpoint: what each moment of an answer looks like.
+
+    Bytes are what a stream carries, whole events; a shape may say nothing at a moment. It is made
+    for one answer and may keep what it needs of it.
+    """
+
+    @property
+    def ping(self) -> bytes:
+        """What a silent stream carries."""
+        ...
+
+    def start(self, reply: Reply, /) -> bytes:
+        """The engine has taken the request."""
+        ...
+
+    def open(self, choice: Choice, /) -> bytes:
+        """A choice has its first news."""
+        ...
+
+    def text(self, choice: Choice, text: str, logprobs: Any, /) -> bytes: ...
+
+    def close(self, choice: Choice, /) -> bytes:
+        """A choice has ended: its `finish` is set."""
+        ...
+
+    def last(self, reply: Reply, /) -> bytes:
+        """All choices have ended."""
+        ...
+
+    def failure(self, status: int, body: dict[str, Any], /) -> bytes:
+        """The answer ends in an error, when its head is out."""
+        ...
+
+    def logprobs(self, items: list[Logged], /) -> Any: ...
+
+    def whole(self, reply: Reply, /) -> Any:
+        """The answer as one JSON value, when all choices have ended; nothing of it was streamed."""
+        ...
+
+
+ShapeMaker = Callable[["Asked", int], Shape]  # int: choices
+
+
 class Reply:
     """The answer to one HTTP request; `open_choices` counts those that have not ended."""
 
-    def __init__(
-        self,
-        asked: Asked,
-        shape: type[ChatShape] | type[CompletionShape],
-        requests: Sequence[Request],
-    ) -> None:
+    def __init__(self, asked: Asked, shape: ShapeMaker, requests: Sequence[Request]) -> None:
         self.asked = asked
         self.requests = requests
         self.choices: list[Choice] = []
@@ -278,7 +188,11 @@ class Reply:
                 choice.echo = asked.echo[number] if asked.echo else None
                 self.choices.append(choice)
         self.open_choices = len(self.choices)
-        self._shape: Shape = shape(asked.head, asked.tokenizer, len(self.choices))
+        self.shape = shape(asked, len(self.choices))
+
+    def start(self) -> bytes:
+        """What a stream begins with, when the engine has taken the request."""
+        return self.shape.start(self)
 
     def feed(self, news: Iterable[tuple[int, Event]]) -> bytes:
         """Take events; return the bytes to send now (none if the answer is not streamed).
@@ -296,52 +210,32 @@ class Reply:
             elif text:
                 choice.parts.append(text)
         if self.asked.stream and self.open_choices == 0:
-            out.append(self._last())
+            out.append(self.shape.last(self))
         return b"".join(out)
 
     def _pieces(self, choice: Choice, text: str) -> bytes:
-        shape, index = self._shape, choice.index
+        shape = self.shape
         out = b""
         if not choice.opened:
             choice.opened = True
-            out = shape.open(index)
+            out = shape.open(choice)
         # Logprobs wait for text to go with, so that no chunk is empty without need.
         if text or (choice.logged and choice.finish is not None):
             logprobs = None
             if choice.logged:
                 logprobs, choice.logged = shape.logprobs(choice.logged), []
-            out += shape.text(index, text, logprobs)
+            out += shape.text(choice, text, logprobs)
         if choice.finish is not None:
-            out += shape.close(index, choice.finish.value)
+            out += shape.close(choice)
         return out
 
-    def _last(self) -> bytes:
-        if not self.asked.head.include_usage:
-            return DONE
-        return b"data: " + encode(self._object(self._shape.chunk_kind, [])) + b"\n\n" + DONE
+    def failure(self, error: Exception) -> bytes:
+        """The last event of a stream that fails when its status is out."""
+        return self.shape.failure(*envelope(error))
 
     def whole(self) -> bytes:
         """The answer as one JSON object, when all choices have ended."""
-        shape = self._shape
-        choices = []
-        for choice in self.choices:
-            logprobs = shape.logprobs(choice.logged) if choice.offsets is not None else None
-            assert choice.finish is not None
-            text = "".join(choice.parts)
-            choices.append(shape.choice(choice.index, text, logprobs, choice.finish.value))
-        return encode(self._object(shape.kind, choices))
-
-    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        head = self.asked.head
-        return {
-            "id": head.id,
-            "object": kind,
-            "created": head.created,
-            "model": head.model,
-            "system_fingerprint": head.fingerprint,
-            "choices": choices,
-            "usage": self.usage(),
-        }
+        return encode(self.shape.whole(self))
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -91,7 +91,7 @@ class Service:
         self.draining = False
         self.bodies = Bodies(config.max_body, BODIES * config.max_body)
         self.occupancy = Occupancy(config.max_queue, driver.clock)
-        self.limits = Limits(config.max_n, config.max_prompts, served.priority)
+        self.limits = Limits(config.max_n, config.max_prompts, served.priority, config.strict)
         self.parsers = ThreadPoolExecutor(2, thread_name_prefix="octavo-parse")
 
     def check_open(self) -> None:

@@ -39,13 +39,11 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
 
 
 BAD_CHAT: list[tuple[dict[str, Any], str]] = [
-    ({"foo": 1}, "foo"),
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": "x", "foo": 1}]}, "messages[0].foo"),
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     (
@@ -56,7 +54,10 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
         "messages[0].content[0].type",
     ),
-    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages[0].content[0].text",
+    ),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
@@ -93,7 +94,6 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"allowed_token_ids": [1], "banned_token_ids": [1]}, "banned_token_ids"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"stream": True, "stream_options": {"foo": 1}}, "stream_options.foo"),
     ({"stream": "yes"}, "stream"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
@@ -102,7 +102,12 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"modalities": ["audio"]}, "modalities"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
     ({"store": True}, "store"),
-    ({"metadata": {"a": "b"}}, "metadata"),
+    ({"metadata": {"a": 5}}, "metadata"),
+    ({"metadata": {"a": "b" * 513}}, "metadata"),
+    ({"metadata": {"a" * 65: "b"}}, "metadata"),
+    ({"metadata": {str(i): "b" for i in range(17)}}, "metadata"),
+    ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+    ({"slo": {"foo": 1}}, "slo.foo"),
     ({"priority": 1}, "priority"),
     ({"user": 5}, "user"),
     ({"best_of": 2}, "best_of"),
@@ -150,6 +155,51 @@ def test_bad_completion_field_is_named(fields: dict[str, Any], param: str) -> No
     assert got.split("[")[0] == param
 
 
+UNKNOWN: list[tuple[dict[str, Any], str, str]] = [
+    ({"foo": 1}, "foo", "foo"),
+    ({"foo": {"deep": [1]}, "bar": None}, "foo", "foo, bar"),
+    (
+        {"messages": [{"role": "user", "content": "x", "foo": 1}] * 2},
+        "messages[0].foo",
+        "messages[].foo",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache": 1}]}]},
+        "messages[0].content[0].cache",
+        "messages[].content[].cache",
+    ),
+    ({"a b\r\nset-cookie: x": 1}, "a b\r\nset-cookie: x", "a?b??set-cookie??x"),
+    (
+        {f"f{i}": i for i in range(40)},
+        "f0",
+        ", ".join(f"f{i}" for i in range(16)) + ", ...",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "named"), UNKNOWN)
+def test_an_unknown_field_is_named_in_a_header_or_refused_if_strict(
+    fields: dict[str, Any], param: str, named: str
+) -> None:
+    plain = ask(CHAT, chat())
+    assert "x-octavo-ignored" not in plain.headers
+    for stream in (False, True):
+        answer = ask(CHAT, chat(stream=stream) | fields)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-octavo-ignored"] == named
+        refused = ask(CHAT, chat(stream=stream) | fields, House(strict=True))
+        assert refused.status_code == 400
+        assert error_of(refused)["param"] == param
+
+
+def test_what_is_wrong_beside_an_unknown_field_is_still_named() -> None:
+    for bad, param in (({"top_p": 3}, "top_p"), ({"top_k": "x"}, "top_k"), ({"n": 0}, "n")):
+        assert error_of(ask(CHAT, {"foo": 1} | chat() | bad))["param"] == param
+        assert error_of(ask(CHAT, chat() | bad | {"foo": 1}))["param"] == param
+    assert ask(CHAT, b'{"foo": 1, ' + b'"a":' * 5).status_code == 400
+    assert ask(CHAT, b'{"foo": ' + b"[" * 100_000).status_code == 400
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -180,6 +230,9 @@ def test_missing_fields_are_named() -> None:
 def test_harmless_values_of_refused_fields_pass() -> None:
     fields = {
         "store": False,
+        "metadata": {"a": "b"},
+        "prompt_cache_key": "k",
+        "safety_identifier": "me",
         "response_format": {"type": "text"},
         "tools": None,
         "user": "me",

@@ -201,8 +201,8 @@ def test_the_openai_client_is_at_home() -> None:
         )
         assert [c.index for c in legacy.choices] == [0, 1]
         with pytest.raises(openai.BadRequestError) as bad:
-            client.chat.completions.create(**ask, extra_body={"foo": 1})
-        assert bad.value.param == "foo"
+            client.chat.completions.create(**ask, extra_body={"top_k": -1})
+        assert bad.value.param == "top_k"
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="other", prompt="x")
         answer = whole.choices[0].message.model_dump(exclude_none=True)

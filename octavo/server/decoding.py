@@ -1,0 +1,150 @@
+"""JSON bytes into a declared body, or an error that names the field.
+
+Three kinds of field: declared with a type, and honoured; declared as `Refused`: known to the API
+and refused by name unless it asks for what happens anyway; any other is unknown. What is unknown
+is accepted and named in the answer's `x-octavo-ignored`, or refused by a strict server.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from octavo.errors import InvalidRequest, Unsupported
+
+Refused = Any  # a field that is read only to be refused by name
+Ignored = tuple[str, ...]  # names of fields that were there and are unknown
+
+IGNORED_HEADER = b"x-octavo-ignored"
+MOST_NAMED = 16
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+
+# The values of refused fields that ask for nothing but what happens anyway.
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "tool_calls": ([],),
+    "annotations": ([],),
+    "suffix": ("",),
+    "best_of": (1,),
+    "echo": (False,),
+    "include_obfuscation": (False,),
+    "prompt_cache_retention": ("in_memory", "in-memory"),
+}
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+@functools.cache
+def _decoder(cls: type[Body]) -> msgspec.json.Decoder[Body]:
+    return msgspec.json.Decoder(cls)
+
+
+@functools.cache
+def _refused(cls: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(item.name for item in msgspec.structs.fields(cls) if item.type is Any)
+
+
+def decode(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ignored]:
+    """A body, and its unknown fields. Raises `InvalidRequest` or `Unsupported`, naming the field.
+    Of `cls` itself refused fields are refused; of what it holds, `refuse` does that."""
+    ignored: Ignored = ()
+    try:
+        body = _decoder(cls).decode(data)
+    except msgspec.ValidationError as error:
+        if strict or not _UNKNOWN.match(str(error)):
+            raise _named(str(error)) from None
+        body, ignored = _lenient(cls, data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    refuse(body)
+    return body, ignored
+
+
+def refuse(value: msgspec.Struct, prefix: str = "") -> None:
+    """Raises `Unsupported` for a field that is known and refused. prefix: where `value` is."""
+    for name in _refused(type(value)):
+        given = getattr(value, name)
+        if given is not None and not any(
+            given == ok and type(given) is type(ok) for ok in _HARMLESS.get(name, ())
+        ):
+            raise Unsupported(f"{prefix}{name} is not supported by this version", prefix + name)
+
+
+def said_ignored(ignored: Ignored) -> list[tuple[bytes, bytes]]:
+    """The header that names them; letters of a stranger's choice do not get into a header."""
+    if not ignored:
+        return []
+    names = [re.sub(r"[^\w.\[\]-]", "?", name[:64], flags=re.ASCII) for name in ignored]
+    more = ["..."] if len(names) > MOST_NAMED else []
+    return [(IGNORED_HEADER, ", ".join(names[:MOST_NAMED] + more).encode())]
+
+
+def _lenient(cls: type[Body], data: bytes) -> tuple[Body, Ignored]:
+    """The slow way, for bodies with unknown fields: these are taken out and named."""
+    try:
+        raw = msgspec.json.decode(data)
+        found: dict[str, None] = {}
+        _prune(raw, _info(cls), "", found)
+        return msgspec.convert(raw, cls), tuple(found)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+
+
+@functools.cache
+def _info(cls: type[msgspec.Struct]) -> inspect.Type:
+    return inspect.type_info(cls)
+
+
+def _prune(value: Any, kind: inspect.Type, path: str, found: dict[str, None]) -> None:
+    """Take out of `value` what a struct of its type does not know. A struct with STRICT is our own:
+    no foreign client has fields there that we could not know."""
+    if isinstance(kind, inspect.UnionType):
+        for choice in kind.types:
+            _prune(value, choice, path, found)
+    elif isinstance(kind, inspect.ListType) and isinstance(value, list):
+        for item in value:
+            _prune(item, kind.item_type, path + "[]", found)
+    elif isinstance(kind, inspect.StructType) and isinstance(value, dict):
+        if kind.tag_field is not None and value.get(kind.tag_field) != kind.tag:
+            return  # another of the union, or none: that is for the decoder to say
+        known = {item.encode_name: item.type for item in kind.fields}
+        strict = getattr(kind.cls, "STRICT", False)
+        prefix = path + "." if path else ""
+        for name in list(value):
+            if name in known:
+                _prune(value[name], known[name], prefix + name, found)
+            elif name != kind.tag_field and not strict:
+                found[prefix + name] = None
+                del value[name]
+
+
+def _named(message: str) -> InvalidRequest:
+    """msgspec's message, with the path it names as `param`."""
+    text, _, path = message.partition(" - at `")
+    param = re.sub(r"^(key in )?`?\$\.?", "", path.rstrip("`")).replace("[...]", "")
+    unknown = _UNKNOWN.match(text)
+    missing = re.search(r"missing required field `(.*)`", text)
+    found = unknown or missing
+    if found:
+        param = f"{param}.{found[1]}" if param else found[1]
+    if unknown:
+        return Unsupported(f"unknown field {param}", param)
+    if missing:
+        return InvalidRequest(f"{param} is required", param)
+    return InvalidRequest(f"{param or 'the body'}: {text}", param or None)
