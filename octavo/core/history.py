@@ -105,12 +105,12 @@ class Journal:
 
 
 class Chunk(NamedTuple):
-    """Tokens start .. start + count - 1 of a prompt, or of what a preemption lost, were handed to
+    """Tokens start .. start + tokens - 1 of a prompt, or of what a preemption lost, were handed to
     a step filled at `at`."""
 
     at: float
     start: int
-    count: int
+    tokens: int
 
 
 class Preemption(NamedTuple):

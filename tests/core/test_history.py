@@ -40,7 +40,7 @@ def test_waits_add_up_and_chunks_are_whole(seed: int) -> None:
                 done = t.num_cached
                 for chunk in kept.chunks:
                     assert chunk.start == done
-                    done += chunk.count
+                    done += chunk.tokens
                 # A last token alone goes with the decodes.
                 assert t.num_prompt - done in (0, 1) or kept.num_chunks > len(kept.chunks)
         assert len(kept.preemptions) == min(16, t.num_preemptions)
