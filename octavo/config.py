@@ -140,6 +140,11 @@ class ServerConfig:
     max_tenant_tokens: int | None = knob(
         None, "Most tokens of one API key (or `user`) being served at once."
     )
+    traces: int = knob(
+        1024,
+        "Latest requests of which /v1/requests/ID/trace can say why they took as long as they did "
+        "(times and counts, no text).",
+    )
     step_log: str | None = knob(
         None, "Write the latest steps' shapes and times here (JSON lines) when the server ends."
     )
@@ -163,6 +168,7 @@ class ServerConfig:
         for name in ("keepalive", "stall"):
             _need(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         _need(self.drain >= 0, "drain", "at least 0", self.drain)
+        _need(0 <= self.traces <= 10**6, "traces", "in [0, 1000000]", self.traces)
         if self.host not in LOOPBACK and self.api_key_file is None:
             raise InvalidRequest(
                 f"--host {self.host} is reachable from other machines: give --api-key-file too",

@@ -63,6 +63,11 @@ class Admission:
         self._scheduler = scheduler
 
     @property
+    def scheduler(self) -> Scheduler:
+        """Whose numbers it reads; to read, not to change."""
+        return self._scheduler
+
+    @property
     def model(self) -> StepModel:
         """What predicts the steps."""
         return self._scheduler.model

@@ -18,15 +18,16 @@ from starlette.types import Message, Receive, Scope, Send
 
 from octavo.config import LOOPBACK, ServerConfig
 from octavo.core.admission import Admission
-from octavo.server import chat, completions, info
+from octavo.server import account, chat, completions, info
 from octavo.server.auth import Key, Keys
 from octavo.server.driver import Driver
 from octavo.server.headers import header
 from octavo.server.metrics import Metrics
 from octavo.server.problems import http_problem, problem
 from octavo.server.service import Served, Service
+from octavo.server.traces import Trace
 
-ENDPOINTS = (chat, completions, info)  # modules with `routes(service)`
+ENDPOINTS = (chat, completions, info, account)  # modules with `routes(service)`
 OPEN_PATHS = ("/health", "/ready")
 SEND_SECONDS = 60.0  # a client that reads nothing for so long has left
 
@@ -45,7 +46,7 @@ class App:
     ) -> None:
         self.service = service = Service(served, driver, config, metrics, admission)
         self.keys = keys
-        driver.ended = metrics.ended
+        driver.ended = service.ended
         self._pinger: asyncio.Task[None] | None = None
         routes = [route for module in ENDPOINTS for route in module.routes(service)]
         self.router = Router(routes, redirect_slashes=False)
@@ -77,18 +78,24 @@ class App:
             return
         if scope["type"] != "http":
             raise NotImplementedError(scope["type"])
-        outbound = Outbound(send, _request_id(scope))
+        service = self.service
+        trace = Trace(_request_id(scope), scope["method"], scope["path"], service.driver.clock())
+        outbound = Outbound(send, trace)
+        scope["octavo.trace"] = trace
         try:
-            scope["octavo.key"] = self._enter(scope)
+            scope["octavo.key"] = key = self._enter(scope)
+            trace.key = key.name if key is not None else ""
             await self.router(scope, receive, outbound)
         except HTTPException as error:
             await self._refuse(scope, outbound, http_problem(error, scope))
         except Exception as error:
-            if outbound.status:
+            if trace.status:
                 raise  # too late for an answer; closing the connection is the only sign left
             await self._refuse(scope, outbound, problem(error))
         finally:
-            self.service.metrics.http.labels(self._label(scope["path"]), str(outbound.status)).inc()
+            trace.finished = service.driver.clock()
+            service.traces.leave(trace)
+            service.metrics.http.labels(self._label(scope["path"]), str(trace.status)).inc()
 
     def _label(self, path: str) -> str:
         """The route's name: paths of strangers' choice would be endless labels."""
@@ -138,17 +145,20 @@ class App:
 
 
 class Outbound:
-    """`send` with the request id on the head, remembering the status."""
+    """`send` with the request id and what is known of its times on the head."""
 
-    def __init__(self, send: Send, request_id: bytes) -> None:
+    def __init__(self, send: Send, trace: Trace) -> None:
         self._send = send
-        self._id = request_id
-        self.status = 0
+        self._trace = trace
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id)]
+            trace, headers = self._trace, list(message.get("headers", ()))
+            trace.status = message["status"]
+            headers.append((b"x-request-id", trace.id.encode()))
+            if trace.completion:
+                headers.append((b"server-timing", account.server_timing(trace)))
+            message["headers"] = headers
         await self._send(message)
 
 
@@ -156,9 +166,9 @@ async def _no_receive() -> Message:
     return {"type": "http.disconnect"}
 
 
-def _request_id(scope: Scope) -> bytes:
+def _request_id(scope: Scope) -> str:
     """The client's own id for its logs, if it is a sane one, else one of ours. Never a key."""
     given = header(scope, b"x-request-id")
     if 0 < len(given) <= 128 and given.isascii() and given.isprintable():
-        return given.encode()
-    return secrets.token_hex(12).encode()
+        return given
+    return secrets.token_hex(12)

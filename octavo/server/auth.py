@@ -19,7 +19,7 @@ class Key:
     """A key's digest and its name; `salt` separates its prefix cache from all others.
 
     tier: the best that it is served at; tightest: the tightest deadlines that it may ask for;
-    weight: its share where tenants are served fairly.
+    weight: its share where tenants are served fairly. admin: whether it may see what others asked.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Key:
     tier: Tier = Tier.PRIORITY
     tightest: Slo = NO_SLO
     weight: float = 1.0
+    admin: bool = False
 
     @property
     def salt(self) -> bytes:

@@ -43,7 +43,7 @@ class Generate:
         self._parse = parse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service, key = self._service, scope["octavo.key"]
+        service, key, trace = self._service, scope["octavo.key"], scope["octavo.trace"]
         service.check_open()
         asked = service.deadlines.asked(scope)
         # A place is taken only when the body is here: a client that trickles it holds none.
@@ -54,7 +54,7 @@ class Generate:
             raise HTTPException(408, f"the body took over {BODY_SECONDS:g} s") from None
         if data is None:
             return
-        arrival = service.driver.clock()
+        trace.arrival = arrival = service.driver.clock()
         service.check_open()
         # Counted before it is parsed: a flood must not be tokenised before it is refused.
         ticket = service.admission.enter(key.name if key else "", len(data), asked, arrival)
@@ -63,7 +63,14 @@ class Generate:
             job = await self._job(data, Visit(key, arrival, asked))
             service.admission.learn(ticket, sum(len(request.prompt) for request in job.requests))
             exchange = Exchange(service.driver, service.metrics, service.admission, job, ticket)
-            await exchange.run(receive, send)
+            trace.stream = job.asked.stream
+            service.traces.enter(trace, job.asked.head.id, job.requests)
+            try:
+                await exchange.run(receive, send)
+            finally:
+                trace.outcome, trace.first = exchange.outcome, exchange.first
+                trace.num_output = exchange.reply.num_tokens
+                trace.num_cached = exchange.reply.num_cached
         finally:
             service.occupancy.leave()
             service.admission.leave(ticket)

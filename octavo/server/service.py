@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from octavo.config import ServerConfig
 from octavo.core.admission import Admission
 from octavo.core.request import shown
+from octavo.core.stats import Timing
 from octavo.door import Door
 from octavo.errors import Overloaded, UnknownModel
 from octavo.server.deadlines import Deadlines
@@ -17,6 +18,7 @@ from octavo.server.driver import Driver
 from octavo.server.exchange import Bodies
 from octavo.server.metrics import Metrics
 from octavo.server.protocol import Limits
+from octavo.server.traces import Traces
 from octavo.text import Tokenizer
 
 BODIES = 16  # largest bodies that may be on their way at once, or as many bytes of smaller ones
@@ -92,7 +94,15 @@ class Service:
         self.bodies = Bodies(config.max_body, BODIES * config.max_body)
         self.occupancy = Occupancy(config.max_queue, driver.clock)
         self.limits = Limits(config.max_n, config.max_prompts, served.priority, config.strict)
+        scheduler = admission.scheduler
+        journal = scheduler.stats.journal
+        self.traces = Traces(config.traces, scheduler, journal, driver.clock)
         self.parsers = ThreadPoolExecutor(2, thread_name_prefix="octavo-parse")
+
+    def ended(self, timing: Timing) -> None:
+        """A sequence has ended."""
+        self.metrics.ended(timing)
+        self.traces.ended(timing)
 
     def check_open(self) -> None:
         """Raises `Overloaded` while no new work is taken."""

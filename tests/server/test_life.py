@@ -115,7 +115,7 @@ def test_a_silent_stream_gets_comments_before_its_first_token() -> None:
 
 def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
     with outside(House(FakeExecutor(seconds=0.005), port=0)) as house, ThreadPoolExecutor() as pool:
-        body = chat(stream=True, max_tokens=60, ignore_eos=True)
+        body = chat(stream=True, max_tokens=150, ignore_eos=True)
         work = pool.submit(httpx.post, house.url + CHAT, json=body, timeout=20)
         assert wait_for(lambda: running(house) == 1)
         house.shutdown()
