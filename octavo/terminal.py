@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,6 +42,34 @@ def note(text: str, quiet: bool = False) -> None:
     """A word beside the output, on stderr, dim."""
     if not quiet:
         click.secho(text, dim=True, err=True)
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr once two seconds have passed, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    started, bar, task = time.monotonic(), None, None
+    try:
+
+        def told(done: int, total: int) -> None:
+            nonlocal bar, task
+            if bar is None and time.monotonic() - started > 2.0:
+                bar = Progress(*columns, console=Console(stderr=True), transient=True)
+                task = bar.add_task(what, total=total)
+                bar.start()
+            if bar is not None and task is not None:
+                bar.update(task, completed=done)
+
+        yield told
+    finally:
+        if bar is not None:
+            bar.stop()
 
 
 def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False) -> None:

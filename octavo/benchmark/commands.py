@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from octavo.config import EngineConfig, options, take
+from octavo.errors import InvalidRequest
 from octavo.terminal import (
     as_json,
     echo_json,
@@ -33,6 +34,7 @@ Examples:
   octavo bench kernels --plot roofline.png
   octavo bench step -m qwen2.5-coder-0.5b --prompt 256 --output 64
   octavo bench scaling --plot scaling.png
+  octavo bench serve http://127.0.0.1:8000 --slo-ttft 500 --plot run.png
 """
 )
 def bench() -> None:
@@ -319,3 +321,186 @@ def _sweep(title: str, points: list[dict[str, Any]], cliffs: list[dict[str, Any]
         for p in points
     ]  # fmt: skip
     rich_table(title, ["at", "ms", "model ms", "of model", "tokens/s", "cliff"], rows)
+
+
+@bench.command(
+    epilog="""\b
+Examples:
+  octavo bench serve http://127.0.0.1:8000 --load poisson:rate=4,seconds=60,prompt=256,output=64
+  octavo bench serve http://127.0.0.1:8000 --load azure.csv.gz --head 500 --lengths 0.1 \\
+    --rate 3 --slo-ttft 500 --slo-tpot 50 --plot run.png --requests run.jsonl
+  octavo bench serve https://api.example.com/v1 -m a-model --chat --no-ignore-eos \\
+    --api-key-file key.txt --load gamma:rate=1,cv=3,seconds=60
+  octavo bench serve http://127.0.0.1:8000 --concurrency 16 --load poisson:rate=10,seconds=10
+"""
+)
+@click.argument("url")
+@click.option("--load", default="poisson:rate=2,seconds=30,prompt=128,output=64", show_default=True,
+              help="A trace (Azure CSV, Mooncake JSONL, a log of --requests; .gz too), or drawn: "
+              "poisson:rate=,seconds=,prompt=,output=,spread= or gamma: with cv= (burstiness), or "
+              "servegen:FILE,start=0,seconds=600.")  # fmt: skip
+@click.option("--rate", type=float, help="Requests a second; gaps are stretched, their shape kept.")
+@click.option("--head", type=click.IntRange(min=1), help="Only so many requests.")
+@click.option("--lengths", type=float, help="Factor on prompt and output lengths.")
+@click.option("--concurrency", type=click.IntRange(min=1),
+              help="Closed loop: so many clients, each waits for its answer before it sends again "
+              "(arrival times count no more).")  # fmt: skip
+@click.option("--model", "-m", default="", help="Name in the requests (default: the first served).")
+@click.option("--chat", is_flag=True, help="/v1/chat/completions, not /v1/completions.")
+@click.option("--words", is_flag=True,
+              help="Prompts of common words, not of token ids; always with --chat.")  # fmt: skip
+@click.option("--vocab", default=8192, show_default=True, type=click.IntRange(min=513),
+              help="Token ids of prompts are below it.")  # fmt: skip
+@click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True,
+              help="Ask for all tokens of the workload; some servers refuse this.")  # fmt: skip
+@click.option("--body", default="{}", metavar="JSON", help="Further fields of every request.")
+@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False),
+              help="File whose first line is the key.")  # fmt: skip
+@click.option("--slo-ttft", type=float, metavar="MS", help="Objective for the first token.")
+@click.option("--slo-tpot", type=float, metavar="MS", help="Objective for each further token.")
+@click.option("--slo-e2e", type=float, metavar="MS", help="Objective for the whole answer.")
+@click.option("--slo-headers/--no-slo-headers", default=True, show_default=True,
+              help="Tell the server too (x-slo-ttft-ms ...), or only judge here.")  # fmt: skip
+@click.option("--seed", default=0, show_default=True, help="Of what is drawn: arrivals, lengths.")
+@click.option("--salt", default="", help="Of the prompts: the same gives the same ones (default: "
+              "new ones each run, so that no prefix cache has them).")  # fmt: skip
+@click.option("--warmup", default=1, show_default=True, type=click.IntRange(min=0),
+              help="Requests before the first that counts.")  # fmt: skip
+@click.option("--timeout", default=600.0, show_default=True, help="Seconds for a whole answer.")
+@click.option("--requests", type=click.Path(dir_okay=False), metavar="FILE",
+              help="Write a line of JSON for each request; it is a --load too.")  # fmt: skip
+@plot_option
+@as_json
+def serve(url: str, plot: str | None, as_json: bool, **flags: Any) -> None:
+    """Load on a running server (any that speaks OpenAI's API), as its callers see it.
+
+    Open loop: requests go out when they are due, however slow the answers are. TTFT, TPOT, ITL and
+    E2E, throughput, and where objectives are given goodput and attainment; refusals are counted
+    apart. Exit code 1 where the client was the bottleneck: such a run says nothing.
+    """
+    from octavo import plots
+    from octavo.benchmark import serve as room
+    from octavo.terminal import progress
+
+    if plot:
+        plots.require()
+    plan = _serve_plan(flags)
+    with progress("requests") as told:
+        report, found = room.measure(url, plan, lambda what: note(what, as_json), told)
+    slo = plan.ask.slo
+    if flags["requests"]:
+        room.write_rows(found, slo, flags["requests"])
+    if plot:
+        from octavo.benchmark import serve_picture
+
+        serve_picture.draw(report, found, slo, plot)
+    if as_json:
+        echo_json(report)
+    else:
+        _served(report)
+        if plot:
+            click.echo(f"drawn: {plot}")
+    if not report["valid"]:
+        raise SystemExit(1)
+
+
+def _serve_plan(flags: dict[str, Any]) -> Any:
+    """What is to be sent, from the flags. Raises `InvalidRequest`."""
+    from octavo.benchmark import serve as room
+    from octavo.benchmark.load import Ask
+    from octavo.core.request import Slo
+    from octavo.sim import workload as workloads
+
+    load = workloads.named(flags["load"], seed=flags["seed"])
+    if flags["head"] is not None:
+        load = load.head(flags["head"])
+    if flags["lengths"] is not None:
+        load = load.lengths(flags["lengths"])
+    if flags["rate"] is not None:
+        load = load.at_rate(flags["rate"])
+    ttft, tpot, e2e = (
+        None if (ms := flags[f"slo_{name}"]) is None else ms / 1e3 for name in room.NAMES
+    )
+    slo = Slo(ttft, tpot, e2e)
+    ask = Ask(
+        flags["model"], flags["chat"], flags["words"], flags["vocab"], flags["ignore_eos"], slo,
+        flags["slo_headers"], _key(flags["api_key_file"]), flags["salt"], _fields(flags["body"]),
+    )  # fmt: skip
+    return room.Plan(load, ask, flags["concurrency"], flags["warmup"], flags["timeout"])
+
+
+def _key(path: str | None) -> str | None:
+    if path is None:
+        return None
+    from pathlib import Path
+
+    words = Path(path).read_text().split()
+    if not words or not words[0].isascii():
+        raise InvalidRequest(f"{path}: no key in its first line", "api_key_file")
+    return words[0]
+
+
+def _fields(text: str) -> dict[str, Any]:
+    import json
+
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest(f"--body: not JSON: {error}", "body") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest("--body must be a JSON object", "body")
+    return found
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.1f}" if seconds < 0.1 else f"{seconds * 1e3:.0f}"
+
+
+def _served(report: dict[str, Any]) -> None:
+    """A load run for people."""
+    offered = report["offered_per_s"]
+    rate = f"{offered:.2f} req/s" if offered else report["arrivals"]
+    click.secho(f"{report['model']} at {report['url']}: {report['load']}, {rate}", bold=True)
+    click.echo("".join(f"  {name.ljust(11)} {value}\n" for name, value in _totals(report)))
+    spreads = ("ttft", "tpot", "itl", "e2e")
+    keys = ("mean", "p50", "p90", "p95", "p99", "most")
+    rows = [[n.upper(), *(_ms(report[f"{n}_s"][key]) for key in keys)] for n in spreads]
+    rich_table("", ["ms", "mean", "P50", "P90", "P95", "P99", "max"], rows)
+    for error, count in report["errors"].items():
+        click.secho(f"{count} failed: {error}", fg="red")
+    if report["short"]:
+        click.secho(f"{report['short']} answers have fewer tokens than were asked for", fg="yellow")
+    if not report["valid"]:
+        why = "; ".join(report["faults"])
+        click.secho(f"INVALID: the client was the bottleneck: {why}", fg="red", bold=True)
+
+
+def _totals(report: dict[str, Any]) -> list[tuple[str, str]]:
+    client, attained = report["client"], report["attainment"]
+    lines = [
+        ("requests", f"{report['sent']} sent, {report['served']} served, {report['refused']} "
+         f"refused, {report['failed']} failed; at most {report['most_at_once']} at once"),
+        ("throughput", f"{report['requests_per_s']:.2f} req/s, "
+         f"{report['output_tokens_per_s']:.1f} tok/s written, "
+         f"{report['total_tokens_per_s']:.1f} with prompts, in {report['seconds']:.1f} s"),
+    ]  # fmt: skip
+    if report["prompt_tokens"]:
+        share = report["cached_tokens"] / report["prompt_tokens"]
+        lines.append(("prompts", f"{report['prompt_tokens']} tokens, {share:.1%} from a cache"))
+    limits = {n: s for n in ("ttft", "tpot", "e2e") if (s := report["slo"][f"{n}_s"])}
+    if limits:
+        each = ", ".join(f"{n.upper()} {_ms(s)} ms {attained[n]:.1%}" for n, s in limits.items())
+        lines += [
+            ("attained", f"{attained['all']:.1%} of all sent ({each}), "
+             f"{report['kept']:.1%} of those let in"),
+            ("goodput", f"{report['goodput_per_s']:.2f} req/s"),
+        ]  # fmt: skip
+    lag = client["send_lag_s"]
+    lines.append(
+        ("client", f"{client['cpu_share']:.1%} of a core; sent late by {_ms(lag['p99'])} ms (P99), "
+         f"its loop by {_ms(client['loop_lag_s']['p99'])} ms; connecting "
+         f"{_ms(client['connect_s']['p50'])} ms (P50, part of TTFT)")
+    )  # fmt: skip
+    return lines

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.errors import InvalidRequest
-from octavo.terminal import as_json, counted, echo_json, plain_table, plot_option, rich_table
+from octavo.terminal import (
+    as_json,
+    counted,
+    echo_json,
+    plain_table,
+    plot_option,
+    progress,
+    rich_table,
+)
 
 if TYPE_CHECKING:
     from octavo.core.request import Slo
@@ -630,36 +637,3 @@ def _saying() -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True).status("planning") as status:
         yield lambda name: status.update(f"simulating {name}")
-
-
-# ---- shared ----
-
-
-@contextlib.contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr once two seconds have passed, on a terminal."""
-    import sys
-
-    if not sys.stderr.isatty():
-        yield lambda *_: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    started, bar, task = time.monotonic(), None, None
-    try:
-
-        def told(done: int, total: int) -> None:
-            nonlocal bar, task
-            if bar is None and time.monotonic() - started > 2.0:
-                bar = Progress(*columns, console=Console(stderr=True), transient=True)
-                task = bar.add_task(what, total=total)
-                bar.start()
-            if bar is not None and task is not None:
-                bar.update(task, completed=done)
-
-        yield told
-    finally:
-        if bar is not None:
-            bar.stop()
