@@ -55,6 +55,7 @@ class BlockManager:
         self._gone: dict[BlockHash, None] = {}  # evicted of late, oldest first
         self._refs = [0] * num_blocks
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
+        self._parent_of: list[BlockHash | None] = [None] * num_blocks  # of indexed ones; for views
         self._free = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._index: dict[BlockHash, int] = {}
@@ -185,6 +186,7 @@ class BlockManager:
             if hash_ not in self._index:
                 self._index[hash_] = block
                 self._hash_of[block] = hash_
+                self._parent_of[block] = seq.hashes[i - 1] if i else None
 
     def release(self, seq: Sequence) -> None:
         """Give back all blocks and claims; indexed blocks stay readable until evicted."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from heapq import heappop, heappush
 from math import inf
@@ -133,11 +133,11 @@ class Scheduler:
         self._seats = 0
         self._opened = 0
         self._owed = 0  # blocks that admitted sequences still need for tokens they have already
-        self._step = 0
-        self._committed = 0
+        self._step = self._committed = 0
         self._now = 0.0
         self._aborts = 0
         self.expected: dict[str, tuple[float, float]] = {}  # admitted, and not added yet
+        self.witness: Callable[[Batch, StepResult], None] = unwatched  # is shown every step
         self._mean_context = 0.0  # of what decodes
         self._busy_until = 0.0
         self._shapes: deque[StepFeatures] = deque()  # of outstanding batches
@@ -583,7 +583,7 @@ class Scheduler:
         counters.rows += len(batch.rows)
         counters.outputs += num_outputs
         counters.computed_tokens += num_tokens
-        seconds = self._learn(result)
+        seconds = self._learn(batch, result)
         self.drafter.timed(len(batch.rows), num_tokens, num_drafted, seconds)
         return events
 
@@ -592,7 +592,7 @@ class Scheduler:
         seconds = result.finished - result.started
         self.stats.journal.stepped(len(batch.rows), self._shapes[0].tokens, seconds, now)
 
-    def _learn(self, result: StepResult) -> float:
+    def _learn(self, batch: Batch, result: StepResult) -> float:
         """The step's time, and how long the executor had stood still before it."""
         seconds = result.finished - result.started
         self.stats.counters.busy_seconds += seconds
@@ -600,6 +600,7 @@ class Scheduler:
         if result.started >= self._finished:
             self.model.waited(result.started - self._finished)
         self._finished = result.finished if self._running else inf
+        self.witness(batch, result)
         return seconds
 
     def _publish(self, seq: Sequence, old: int, new: int) -> None:
@@ -831,6 +832,10 @@ class Scheduler:
             "blocks_held": blocks.num_held,
             "blocks_cached": blocks.num_cached,
         }
+
+
+def unwatched(batch: Batch, result: StepResult) -> None:
+    """The witness of a scheduler that nobody watches."""
 
 
 def _key(seq: Sequence) -> tuple[float, int]:

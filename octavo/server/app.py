@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from octavo.config import LOOPBACK, ServerConfig
 from octavo.core.admission import Admission
-from octavo.server import account, chat, completions, info
+from octavo.server import account, chat, completions, info, live, page
 from octavo.server.auth import Key, Keys
 from octavo.server.driver import Driver
 from octavo.server.headers import header
@@ -27,8 +27,8 @@ from octavo.server.problems import http_problem, problem
 from octavo.server.service import Served, Service
 from octavo.server.traces import Trace
 
-ENDPOINTS = (chat, completions, info, account)  # modules with `routes(service)`
-OPEN_PATHS = ("/health", "/ready")
+ENDPOINTS = (chat, completions, info, account, live, page)  # modules with `routes(service)`
+OPEN_PATHS = ("/health", "/ready", "/")
 SEND_SECONDS = 60.0  # a client that reads nothing for so long has left
 
 
@@ -46,7 +46,7 @@ class App:
     ) -> None:
         self.service = service = Service(served, driver, config, metrics, admission)
         self.keys = keys
-        driver.ended = service.ended
+        driver.ended.append(service.ended)
         self._pinger: asyncio.Task[None] | None = None
         routes = [route for module in ENDPOINTS for route in module.routes(service)]
         self.router = Router(routes, redirect_slashes=False)
@@ -113,7 +113,8 @@ class App:
         origin = header(scope, b"origin")
         if origin and not self._trusts(origin, header(scope, b"host")):
             raise HTTPException(403, f"pages of {origin} may not use this server")
-        if not self.keys or scope["path"] in OPEN_PATHS:
+        path = scope["path"]
+        if not self.keys or path in OPEN_PATHS or path.startswith(page.ASSETS):
             return None
         key = self.keys.find(header(scope, b"authorization"))
         if key is None:

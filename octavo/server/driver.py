@@ -97,7 +97,7 @@ class Ticket:
 class Driver:
     """Owns the engine and its thread. All methods but the thread's are for the event loop.
 
-    timings: takes those of sequences that have ended; `ended` is called with each.
+    timings: takes those of sequences that have ended; all of `ended` are called with each.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Driver:
         self.failed: Exception | None = None
         self.progress = clock()
         self.tickets: set[Ticket] = set()
-        self.ended: Callable[[Timing], None] = lambda _: None
+        self.ended: list[Callable[[Timing], None]] = []
         self._engine = engine
         self._timings = timings
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -163,6 +163,11 @@ class Driver:
         ids = [r.id for r in ticket.requests if self._routes.pop(r.id, None) is not None]
         if ids:
             self._commands.put(lambda: self._abort(ids))
+
+    def between_steps(self, call: Callable[[], None]) -> None:
+        """Have the engine's thread call it when no step runs. It must not raise: that would end
+        the engine."""
+        self._commands.put(call)
 
     def abort_all(self, error: Exception) -> None:
         """End every ticket with `error`."""
@@ -246,7 +251,8 @@ class Driver:
                     self._ended(ticket)
                 ticket.push((base + item.choice, item))
             elif isinstance(item, Timing):
-                self.ended(item)
+                for told in self.ended:
+                    told(item)
             elif isinstance(to, Ticket):
                 if isinstance(item, Failed):
                     self._forget(to)

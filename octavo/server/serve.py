@@ -25,6 +25,7 @@ from octavo.errors import InvalidRequest, Overloaded
 from octavo.server.app import App
 from octavo.server.auth import Keys
 from octavo.server.driver import RESTART_SECONDS, Driver
+from octavo.server.live import measured_floor
 from octavo.server.metrics import Metrics
 from octavo.server.service import Served
 
@@ -154,4 +155,6 @@ def application(made: Assembly, config: ServerConfig, keys: Keys) -> App:
     driver = Driver(made.engine, timings=made.engine.scheduler.stats.take_timings)
     limits = Limits(config.max_queued_tokens, config.max_tenant_tokens, keys.weights)
     admission = Admission(made.engine.scheduler, limits)
-    return App(served, driver, config, Metrics(made.engine.snapshot), keys, admission)
+    app = App(served, driver, config, Metrics(made.engine.snapshot), keys, admission)
+    app.service.measured_floor = measured_floor(made)
+    return app

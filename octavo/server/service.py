@@ -11,6 +11,7 @@ from octavo.config import ServerConfig
 from octavo.core.admission import Admission
 from octavo.core.request import shown
 from octavo.core.stats import Timing
+from octavo.core.steptime import Coefficients
 from octavo.door import Door
 from octavo.errors import Overloaded, UnknownModel
 from octavo.server.deadlines import Deadlines
@@ -91,6 +92,7 @@ class Service:
         self.admission = admission
         self.deadlines = Deadlines.read(served.timed, config.slo)
         self.draining = False
+        self.measured_floor: Callable[[], Coefficients] | None = None  # a step's least time
         self.bodies = Bodies(config.max_body, BODIES * config.max_body)
         self.occupancy = Occupancy(config.max_queue, driver.clock)
         self.limits = Limits(config.max_n, config.max_prompts, served.priority, config.strict)

@@ -1,0 +1,188 @@
+"""The live stream: what it says is what is, it says no text, and watching changes nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+
+from octavo.core.scheduler import unwatched
+from octavo.server import live
+from octavo.server.frames import UNREADABLE
+from tests.server.fakes import FakeExecutor
+from tests.server.house import House, chat, outside
+
+LIVE = "/v1/engine/live"
+
+
+class Mirror:
+    """What a watcher knows, put together from frames as the page does it."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+        self.tables: dict[int, list[int]] = {}
+        self.parents: dict[int, int] = {}
+        self.steps: list[list[Any]] = []
+        self.ended: list[list[Any]] = []
+        self.raw = ""
+
+    def take(self, line: str) -> None:
+        frame = json.loads(line)
+        self.raw += line
+        if frame["kind"] == "hello":
+            self.tables, self.parents = {}, {}
+        self.state |= frame
+        self.tables |= dict(frame["tables"])
+        self.parents |= dict(frame["parents"])
+        self.steps += frame.get("steps", [])
+        self.ended += frame["ended"]
+        running = {row[0] for row in frame.get("rows", [])}
+        self.tables = {seq_id: t for seq_id, t in self.tables.items() if seq_id in running}
+
+    def counts(self) -> tuple[int, int, int]:
+        """(held, shared, cached) blocks."""
+        refs: dict[int, int] = {}
+        for table in self.tables.values():
+            for block in table:
+                refs[block] = refs.get(block, 0) + 1
+        readable = {block for block, parent in self.parents.items() if parent != UNREADABLE}
+        return len(refs), sum(n > 1 for n in refs.values()), len(readable - refs.keys())
+
+
+def watch(house: House, mirror: Mirror, until: Any, seconds: float = 10.0) -> None:
+    """Take frames until `until(mirror)`."""
+    end = time.monotonic() + seconds
+    with httpx.stream("GET", house.url + LIVE, timeout=seconds) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                mirror.take(line.removeprefix("data: "))
+                if until(mirror):
+                    return
+            assert time.monotonic() < end, "what was waited for did not come"
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    return condition()
+
+
+def ask(house: House, number: int) -> str:
+    body = chat("secret words " * 12 + str(number), max_tokens=30, ignore_eos=True)
+    answer = httpx.post(house.url + "/v1/chat/completions", json=body, timeout=20)
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def test_what_watchers_put_together_is_the_truth_and_has_no_text_in_it() -> None:
+    with outside(House(FakeExecutor(seconds=0.004))) as house:
+        mirror, many = Mirror(), threading.Event()
+
+        def done(m: Mirror) -> bool:
+            if len(m.tables) > 1:
+                many.set()
+            return len(m.ended) == 12 and not m.state["rows"]
+
+        with ThreadPoolExecutor(13) as pool:
+            watching = pool.submit(watch, house, mirror, done)
+            assert wait_for(lambda: house.scheduler.witness is not unwatched)
+            texts = list(pool.map(lambda n: ask(house, n), range(12)))
+            watching.result()
+        assert many.is_set()
+        blocks = house.scheduler.blocks
+        assert mirror.counts() == (blocks.num_held, 0, blocks.num_cached)
+        assert mirror.state["counters"]["output_tokens"] == 12 * 30
+        # Every step once and in order; in each row as many tokens as were computed.
+        numbers = [step[0] for step in mirror.steps]
+        assert numbers == list(range(1, house.executor.steps + 1))
+        rows: list[int] = []
+        total = 0
+        for step in mirror.steps:
+            rows = step[5] or rows
+            total += sum(abs(n) for n in rows[1::2])
+        assert total == house.scheduler.stats.counters.computed_tokens
+        assert all(ttft > 0 for _, ttft, *_ in mirror.ended)
+        assert "secret" not in mirror.raw
+        assert not any(text[:12] in mirror.raw for text in texts)
+
+
+def test_shared_blocks_and_the_prefix_tree_are_seen() -> None:
+    with outside(House(FakeExecutor(seconds=0.02))) as house:
+        mirror = Mirror()
+        with ThreadPoolExecutor(5) as pool:
+            ask(house, 0)  # publishes the prefix
+            futures = [pool.submit(ask, house, n) for n in range(1, 5)]
+            watch(house, mirror, lambda m: m.counts()[1] > 3 and len(m.tables) == 4)
+            for future in futures:
+                future.result()
+        shared = set.intersection(*(set(table) for table in mirror.tables.values()))
+        assert len(shared) >= 9  # 150 tokens in common, blocks of 16
+        chain = mirror.tables[min(mirror.tables)][:9]
+        assert [mirror.parents[block] for block in chain] == [-1, *chain[:-1]]
+
+
+def test_waiting_sequences_say_why() -> None:
+    with outside(House(FakeExecutor(seconds=0.02, blocks=24))) as house:
+        mirror = Mirror()
+        with ThreadPoolExecutor(6) as pool:
+            bodies = [chat(f"{n} " * 60, max_tokens=60, ignore_eos=True) for n in range(6)]
+            url = house.url + "/v1/chat/completions"
+            futures = [pool.submit(httpx.post, url, json=b, timeout=30) for b in bodies]
+            watch(house, mirror, lambda m: any(q[6] == "blocks" for q in m.state.get("queue", ())))
+            why = next(q for q in mirror.state["queue"] if q[6] == "blocks")
+            assert why[7] == -(-why[3] // 16)  # as many blocks as its tokens need
+            for future in futures:
+                assert future.result().status_code == 200
+
+
+def test_nothing_is_kept_while_nobody_watches() -> None:
+    with outside(House()) as house:
+        ask(house, 1)
+        assert house.scheduler.witness is unwatched
+        watch(house, Mirror(), lambda m: m.state.get("counters", {}).get("steps", 0) > 0)
+        assert wait_for(lambda: house.scheduler.witness is unwatched)
+
+
+def test_one_that_falls_behind_is_told_everything_anew() -> None:
+    watcher = live.Watcher.__new__(live.Watcher)
+    watcher.frames, watcher.anew, watcher.over = [], False, False
+    watcher.wake = threading.Event()  # type: ignore[assignment]
+    for number in range(live.BEHIND):
+        watcher.push(b"%d" % number)
+    assert watcher.frames == [b"%d" % number for number in range(live.BEHIND)]
+    watcher.push(b"one too many")
+    assert watcher.anew
+    assert watcher.frames == []
+    watcher.push(b"part of the whole that will come")
+    assert watcher.frames == []
+
+
+def test_a_look_that_fails_harms_nobody(monkeypatch: Any) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("cannot look")
+
+    monkeypatch.setattr(live, "look", broken)
+    with outside(House()) as house, httpx.stream("GET", house.url + LIVE) as answer:
+        assert answer.status_code == 200
+        assert ask(house, 1) == ask(house, 1)
+
+
+def test_watchers_are_few_and_leave_when_the_house_closes(monkeypatch: Any) -> None:
+    monkeypatch.setattr(live, "WATCHERS", 1)
+    with outside(House()) as house, httpx.stream("GET", house.url + LIVE, timeout=10) as first:
+        lines = first.iter_lines()
+        next(lines)
+        second = httpx.get(house.url + LIVE)
+        assert second.status_code == 503
+        assert "retry-after" in second.headers
+        house.shutdown()
+        start = time.monotonic()
+        for _ in lines:
+            pass
+        assert time.monotonic() - start < 5
