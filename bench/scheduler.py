@@ -76,7 +76,7 @@ def floor(rows: int, repeats: int = 200) -> float:
     for _ in range(repeats):
         started = time.perf_counter()
         for i in range(rows):
-            want = Want(0, SampleSpec(params, i, 0, CONTEXT, None, CONTEXT, ()), None, 0, None)
+            want = Want(0, SampleSpec(params, i, 0, None, CONTEXT, ()), None, 0, None)
             Row(i, CONTEXT - 1, tokens[CONTEXT - 1 : CONTEXT], table, (want,))
             Event("r", 0, (7,), None, None, None, None, 0, 0)
         times.append(time.perf_counter() - started)

@@ -139,8 +139,7 @@ def batch_of(assembly: Assembly, case: Case) -> Batch:
     rows = []
     for i in range(case.batch):
         ids = draw.integers(0, assembly.door.vocab_size, case.tokens)
-        end = case.context + case.tokens
-        spec = SampleSpec(SamplingParams(temperature=0), 0, 0, end)
+        spec = SampleSpec(SamplingParams(temperature=0), 0, 0)
         table = array("i", range(i * each, (i + 1) * each))
         tokens = array("i", [int(id) for id in ids])
         rows.append(Row(i, case.context, tokens, table, (Want(case.tokens - 1, spec),)))

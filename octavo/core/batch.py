@@ -17,18 +17,17 @@ from octavo.core.request import SamplingParams, TokenLogprob
 
 
 class SampleSpec(NamedTuple):
-    """What choosing the token at one position needs; a function of the request's own state only.
+    """What choosing a token needs besides its place; a function of the request's own state only.
 
     Randomness is keyed by (seed, choice, position), position = index in the sequence of the token
-    being chosen; never by row or call order. history: the tokens before it, given only when a
-    penalty is on (num_prompt of them are prompt). suppress: ids that may not be chosen here
-    (stop ids before min_tokens).
+    being chosen (`Row.start + Want.position + 1`); never by row or call order. history: the tokens
+    before it, given only when a penalty is on (num_prompt of them are prompt). suppress: ids that
+    may not be chosen here (stop ids before min_tokens). Most sequences have one for all their life.
     """
 
     params: SamplingParams
     seed: int
     choice: int
-    position: int
     history: array[int] | None = None
     num_prompt: int = 0
     suppress: tuple[int, ...] = ()

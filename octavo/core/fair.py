@@ -11,7 +11,7 @@ Which of a tenant's requests goes is up to another order, so `fair` goes with `s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -96,7 +96,9 @@ class Fair:
         for seq in started:
             mine.setdefault(seq.request.tenant, []).append(seq)
         offers: dict[str, Offers] = {}
-        going = set(mine)  # tenants with started sequences that were not offered yet
+        # Tenants with started sequences that were not offered yet; not a set: whose turn it
+        # is among equals must not depend on how strings hash.
+        going = dict.fromkeys(mine)
         open_ = True
         aside: list[tuple[float, str]] = []
         try:
@@ -105,7 +107,7 @@ class Fair:
                     offers[tenant] = self._offers(tenant, mine.get(tenant, []), now)
                 offer = next(offers[tenant], None)
                 if offer is None:
-                    going.discard(tenant)
+                    going.pop(tenant, None)
                     self._exhausted(tenant, aside)
                     continue
                 seq, most = offer
@@ -124,7 +126,7 @@ class Fair:
             self._seated.setdefault(tenant, set()).add(seq.id)
         return seq.state is not State.WAITING
 
-    def _next_turn(self, going: set[str], open_: bool) -> str | None:
+    def _next_turn(self, going: Collection[str], open_: bool) -> str | None:
         tenant = self._first() if open_ else None
         if going:
             other = min(going, key=self._counter)

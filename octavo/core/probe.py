@@ -27,7 +27,7 @@ SHAPES = (
     (16, 32, 0, 0),
     (0, 0, 128, 0),
 )
-_GREEDY = SampleSpec(SamplingParams(temperature=0), 0, 0, 0)
+_GREEDY = SampleSpec(SamplingParams(temperature=0), 0, 0)
 
 
 def probes(capacity: Capacity) -> Iterator[Batch]:
@@ -38,7 +38,7 @@ def probes(capacity: Capacity) -> Iterator[Batch]:
         block = 0
         for i, (begin, count) in enumerate(needed):
             end = block + -(-(begin + count) // capacity.block_size)
-            want = Want(count - 1, _GREEDY._replace(position=begin + count))
+            want = Want(count - 1, _GREEDY)
             table = array("i", range(block, end))
             rows.append(Row(i, begin, array("i", [0] * count), table, (want,)))
             block = end

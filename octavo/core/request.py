@@ -13,10 +13,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
 from math import inf
-from typing import NamedTuple, NewType, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
 
 from octavo.core.history import Record
 from octavo.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from octavo.core.batch import Want
 
 BlockId = NewType("BlockId", int)
 BlockHash = NewType("BlockHash", bytes)
@@ -265,7 +268,8 @@ class Sequence:
     queue. charged: tokens of it that its tenant has been charged for.
     max_len: tokens (prompt and output) at which it ends by length. stop_from: tokens before which
     no stop id (`suppress`, sorted) may be chosen. penalised: whether choosing looks at the tokens
-    before. may_draft: whether guesses are welcome. notes: what the drafter remembers of it.
+    before. standing: what each of its rows of one token wants, where that never changes again.
+    may_draft: whether guesses are welcome. notes: what the drafter remembers of it.
     num_drafted, num_accepted: guesses made, and those of them that saved a step. record: what
     happened to it.
     """
@@ -302,6 +306,7 @@ class Sequence:
         "scored",
         "scores",
         "stamp",
+        "standing",
         "state",
         "stop_from",
         "suppress",
@@ -348,6 +353,7 @@ class Sequence:
         # The prompt is the same for all choices: the first one scores it for the others.
         self.scored = choice == 0 and params.prompt_logprobs is not None
         self.scores: list[TokenLogprob] = []
+        self.standing: tuple[Want, ...] | None = None
         self.state = State.WAITING
         self.awaits: BlockHash | None = None
         self.key: tuple[float, int] = (request.arrival, arrival_index)

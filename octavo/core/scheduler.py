@@ -260,7 +260,8 @@ class Scheduler:
             if n > 1:
                 longer.append(seq)
             elif n == 1 and len(chunks) < room:
-                if start == len(seq.block_table) * size and not self._make_room(seq, plan):
+                full = not start % size and start == len(seq.block_table) * size
+                if full and not self._make_room(seq, plan):
                     continue
                 chunks[seq] = _ONE
                 context += start
@@ -466,15 +467,16 @@ class Scheduler:
     # ---- rows -----------------------------------------------------------------------------------
 
     def _batch(self, plan: _Plan) -> Batch | None:
-        rows = []
-        for seq, (n, _) in plan.chunks.items():
-            start = seq.num_scheduled
-            end = start + n
-            try:
-                wants = self._wants(seq, start, end)
-            except Exception as error:  # a watcher's: it fails this sequence alone
-                self._events.append(self._fail(seq, f"watcher: {error!r}", plan.now))
-                continue
+        rows: list[Row] = []
+        for seq, chunk in plan.chunks.items():
+            start, wants = seq.num_scheduled, seq.standing
+            end = start + chunk[0]
+            if wants is None or chunk is not _ONE:
+                try:
+                    wants = self._wants(seq, start, end)
+                except Exception as error:  # a watcher's: it fails this sequence alone
+                    self._events.append(self._fail(seq, f"watcher: {error!r}", plan.now))
+                    continue
             seq.num_scheduled = end
             row = (seq.id, start, seq.tokens[start:end], seq.block_table, wants)
             rows.append(_new(Row, row))
@@ -512,27 +514,31 @@ class Scheduler:
         self._grow(seq, end + len(draft))
         seq.draft = draft
         more = [
-            Want(len(row.tokens) - 1 + i, _after(spec, draft[:i], seq.stop_from))
+            Want(len(row.tokens) - 1 + i, _after(spec, draft[:i], end + i >= seq.stop_from))
             for i in range(1, len(draft) + 1)
         ]
         return Row(seq.id, row.start, row.tokens + draft, seq.block_table, (*wants, *more))
 
     def _wants(self, seq: Sequence, start: int, end: int) -> tuple[Want, ...]:
+        """What a row wants: the next token if it ends in the last one, and scores where asked."""
         last = end == len(seq.tokens)
         if not seq.scored:
             if not last:
                 return ()
-            mask = None if seq.watcher is None else _mask(seq)
-            return (_new(Want, (end - start - 1, _sample(seq), None, 0, mask)),)
+            wants = (Want(end - start - 1, _sample(seq), None, 0, _mask(seq)),)
+            free = seq.watcher is None and not seq.penalised and end >= seq.stop_from
+            if free and end - start == 1:
+                seq.standing = wants
+            return wants
         tokens, top = seq.tokens, seq.request.params.prompt_logprobs or 0
         first = max(start, len(seq.scores))
-        wants = [
+        many = [
             Want(i - start, target=tokens[i + 1], top=top)
             for i in range(first, min(end, seq.num_prompt - 1))
         ]
         if last:
-            wants.append(Want(end - start - 1, _sample(seq), None, 0, _mask(seq)))
-        return tuple(wants)
+            many.append(Want(end - start - 1, _sample(seq), None, 0, _mask(seq)))
+        return tuple(many)
 
     # ---- a step comes back ----------------------------------------------------------------------
 
@@ -547,44 +553,21 @@ class Scheduler:
         self._note(batch, result, now)
         events, self._events = self._events, []
         live, results, size = self._live, result.rows, self.blocks.block_size
-        num_tokens = num_outputs = num_drafted = 0
+        num_drafted = 0
         for row in batch.rows:
-            seq_id, start, tokens, _, wants = row
+            seq_id, start, _, _, wants = row
             seq, res = live[seq_id], results.get(seq_id)
-            drafted = len(seq.draft)
-            old, new = seq.num_computed, start + len(tokens) - drafted
-            num_tokens += len(tokens)
-            num_outputs += len(wants)
-            num_drafted += drafted
-            seq.num_computed = new
             seq.num_steps += 1
-            if seq.state is State.ENDED:
-                if new == seq.num_scheduled:
-                    self._retire(seq)
+            if wants is not seq.standing or res is None or res[3] is not None or len(res[0]) != 1:
+                num_drafted += len(seq.draft)
+                self._settle(seq, row, res, events, now)
                 continue
-            if seq.scored or res is None or res.error is not None or len(res.tokens) != len(wants):
-                fault = _fault(wants, res, drafted)
-                if fault is not None or res is None:
-                    if drafted:
-                        self._forgo(seq, old)
-                    else:
-                        events.append(self._fail(seq, fault or "no result", now))
-                    continue
-                seq.scores.extend(res.scores)
-            if new // size > old // size:
-                self._publish(seq, old, new)
-            if drafted:
-                self._verify(seq, res, events, now)
-            elif res.tokens:
-                events.append(self._take(seq, res, now))
-        counters = self.stats.counters
-        counters.output_tokens += sum([len(event[2]) for event in events])
-        counters.steps += 1
-        counters.rows += len(batch.rows)
-        counters.outputs += num_outputs
-        counters.computed_tokens += num_tokens
-        seconds = self._learn(batch, result)
-        self.drafter.timed(len(batch.rows), num_tokens, num_drafted, seconds)
+            # What most rows are: one token in, the next one out.
+            seq.num_computed = new = start + 1
+            if not new % size:
+                self._publish(seq, start, new)
+            events.append(self._take(seq, res, now))
+        self._count(batch, result, events, num_drafted)
         return events
 
     def _note(self, batch: Batch, result: StepResult, now: float) -> None:
@@ -592,16 +575,51 @@ class Scheduler:
         seconds = result.finished - result.started
         self.stats.journal.stepped(len(batch.rows), self._shapes[0].tokens, seconds, now)
 
-    def _learn(self, batch: Batch, result: StepResult) -> float:
-        """The step's time, and how long the executor had stood still before it."""
+    def _settle(
+        self, seq: Sequence, row: Row, res: RowResult | None, events: list[Event], now: float
+    ) -> None:
+        """Take the result of a row of any kind, whatever became of its sequence meanwhile."""
+        wants, drafted, size = row.outputs, len(seq.draft), self.blocks.block_size
+        old, new = seq.num_computed, row.start + len(row.tokens) - drafted
+        seq.num_computed = new
+        if seq.state is State.ENDED:
+            if new == seq.num_scheduled:
+                self._retire(seq)
+            return
+        fault = _fault(wants, res, drafted)
+        if fault is not None or res is None:
+            if drafted:
+                self._forgo(seq, old)
+            else:
+                events.append(self._fail(seq, fault or "no result", now))
+            return
+        seq.scores.extend(res.scores)
+        if new // size > old // size:
+            self._publish(seq, old, new)
+        if drafted:
+            self._verify(seq, res, events, now)
+        elif res.tokens:
+            events.append(self._take(seq, res, now))
+
+    def _count(
+        self, batch: Batch, result: StepResult, events: list[Event], num_drafted: int
+    ) -> None:
+        """Keep the totals; learn the step's time, and how long the executor stood before it."""
+        shape, rows, counters = self._shapes.popleft(), len(batch.rows), self.stats.counters
+        num_tokens = int(shape.tokens)
         seconds = result.finished - result.started
-        self.stats.counters.busy_seconds += seconds
-        self.model.observe(self._shapes.popleft(), seconds)
+        counters.steps += 1
+        counters.rows += rows
+        counters.outputs += int(shape.sampled)
+        counters.computed_tokens += num_tokens
+        counters.output_tokens += sum([len(event[2]) for event in events])
+        counters.busy_seconds += seconds
+        self.model.observe(shape, seconds)
         if result.started >= self._finished:
             self.model.waited(result.started - self._finished)
         self._finished = result.finished if self._running else inf
+        self.drafter.timed(rows, num_tokens, num_drafted, seconds)
         self.witness(batch, result)
-        return seconds
 
     def _publish(self, seq: Sequence, old: int, new: int) -> None:
         self.blocks.publish(seq, old, new)
@@ -643,38 +661,32 @@ class Scheduler:
 
     def _take(self, seq: Sequence, res: RowResult, now: float) -> Event:
         """Append the chosen token and see whether the sequence ends with it."""
-        (token,) = res.tokens
-        request = seq.request
-        kept, finish = 1, None
-        if token in request.stop_ids and len(seq.tokens) >= seq.stop_from:
+        chosen, logprobs, _, _ = res
+        request, tokens, token = seq.request, seq.tokens, chosen[0]
+        finish = prompt_logprobs = None
+        if token in request.stop_ids and len(tokens) >= seq.stop_from:
             finish = FinishReason.STOP
         elif seq.watcher is not None:
             try:
-                kept, finish = _advance(seq.watcher, res.tokens)
+                kept, finish = _advance(seq.watcher, chosen)
             except Exception as error:
                 return self._fail(seq, f"watcher: {error!r}", now)
-        prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+            if not kept:
+                chosen = logprobs = ()
         if seq.first_token is None:
-            seq.first_token = now
-            seq.record.first = self.stats.journal.mark()
-            if request.slo:
-                expected = self.reserve.output(request.tenant, seq.max_len - seq.num_prompt)
-                seq.pace = pace_from(request, now, expected)
-            seq.due = now
-            if seq.scored:
-                prompt_logprobs = (None, *seq.scores)
+            prompt_logprobs = self._first(seq, now)
         seq.due += seq.pace
-        if kept:
-            seq.tokens.append(token)
-            if finish is None and len(seq.tokens) >= seq.max_len:
+        if chosen:
+            tokens.append(token)
+            if finish is None and len(tokens) >= seq.max_len:
                 finish = FinishReason.LENGTH
         if finish is not None:
             self._end(seq, finish, now)
         event = (
             request.id,
             seq.choice,
-            res.tokens if kept else (),
-            None if request.params.logprobs is None else res.logprobs if kept else (),
+            chosen,
+            None if request.params.logprobs is None else logprobs,
             prompt_logprobs,
             finish,
             None,
@@ -684,6 +696,16 @@ class Scheduler:
             seq.num_accepted,
         )
         return _new(Event, event)
+
+    def _first(self, seq: Sequence, now: float) -> tuple[TokenLogprob | None, ...] | None:
+        """A sequence has its first token: its stream begins here. Returns its prompt's scores."""
+        request = seq.request
+        seq.first_token = seq.due = now
+        seq.record.first = self.stats.journal.mark()
+        if request.slo:
+            expected = self.reserve.output(request.tenant, seq.max_len - seq.num_prompt)
+            seq.pace = pace_from(request, now, expected)
+        return (None, *seq.scores) if seq.scored else None
 
     # ---- ends -----------------------------------------------------------------------------------
 
@@ -714,6 +736,7 @@ class Scheduler:
             if seq.awaits is not None and seq.state is State.HELD:
                 self._held[seq.awaits].pop(seq.id)
         seq.state = State.ENDED
+        seq.standing = None  # what comes back of it is dropped
         self._order.ended(seq)
         if reason in _BY_ITSELF:
             self.reserve.ended(seq)
@@ -844,11 +867,10 @@ def _key(seq: Sequence) -> tuple[float, int]:
 
 def _sample(seq: Sequence) -> SampleSpec:
     """What choosing the sequence's next token needs."""
-    request, position = seq.request, len(seq.tokens)
+    request = seq.request
     history = seq.tokens[:] if seq.penalised else None
-    suppress = seq.suppress if position < seq.stop_from else ()
-    spec = (request.params, request.seed, seq.choice, position, history, seq.num_prompt, suppress)
-    return _new(SampleSpec, spec)
+    suppress = seq.suppress if len(seq.tokens) < seq.stop_from else ()
+    return SampleSpec(request.params, request.seed, seq.choice, history, seq.num_prompt, suppress)
 
 
 def _mask(seq: Sequence) -> bytes | None:
@@ -868,13 +890,11 @@ def _masked(seq: Sequence) -> bool:
         return True
 
 
-def _after(spec: SampleSpec, guesses: array[int], stop_from: int) -> SampleSpec:
+def _after(spec: SampleSpec, guesses: array[int], may_stop: bool) -> SampleSpec:
     """What choosing the token after some guesses needs, from what choosing the first one does."""
-    position = spec.position + len(guesses)
     return spec._replace(
-        position=position,
         history=None if spec.history is None else spec.history + guesses,
-        suppress=spec.suppress if position < stop_from else (),
+        suppress=() if may_stop else spec.suppress,
     )
 
 

@@ -155,7 +155,7 @@ def encode(batch: Batch) -> tuple[bytes, bytes]:
             spec = want.sample
             if spec is None:
                 append(_SCORE_HEAD)
-                append(_long_tail(want, data))
+                append(_long_tail(want, row.start, data))
                 continue
             prepared = prepared_of(id(spec.params)) or _prepared.make(spec.params)
             append(prepared.head)
@@ -166,19 +166,21 @@ def encode(batch: Batch) -> tuple[bytes, bytes]:
                 or want.mask is not None
                 or want.target is not None
             ):
-                append(_long_tail(want, data))
+                append(_long_tail(want, row.start, data))
             else:
-                append(tail(spec.seed & _MASK64, spec.choice, spec.position, -1, 0))
+                position = row.start + want.position + 1
+                append(tail(spec.seed & _MASK64, spec.choice, position, -1, 0))
     return b"".join(rows), b"".join(data.parts)
 
 
-def _long_tail(want: Want, data: _Data) -> bytes:
+def _long_tail(want: Want, start: int, data: _Data) -> bytes:
     target, top = (-1, 0) if want.target is None else (want.target, want.top)
     spec = want.sample
     if spec is None:
         return _PLAIN_TAIL.pack(0, 0, 0, target, top)
     slices = (*_history(spec, data), *_lists(spec, data), *_mask(want.mask, data))
-    return _TAIL.pack(spec.seed & _MASK64, spec.choice, spec.position, target, top, *slices)
+    position = start + want.position + 1
+    return _TAIL.pack(spec.seed & _MASK64, spec.choice, position, target, top, *slices)
 
 
 def _history(spec: SampleSpec, data: _Data) -> tuple[int, int, int]:

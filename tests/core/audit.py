@@ -13,7 +13,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 
-from octavo.core.batch import Batch, Row, RowResult, SampleSpec, StepResult, Want
+from octavo.core.batch import Batch, Row, RowResult, SampleSpec, StepResult
 from octavo.core.executor import Capacity
 from octavo.core.request import Request, TokenLogprob
 
@@ -32,12 +32,12 @@ def prefix_hash(namespace: bytes, tokens: array[int] | list[int]) -> int:
     return value
 
 
-def choose(prefix: int, spec: SampleSpec, mask: bytes | None) -> int:
+def choose(prefix: int, spec: SampleSpec, position: int, mask: bytes | None) -> int:
     """The next token: a function of the prefix and the key of the position, among those allowed."""
     allowed = [t for t in range(VOCAB) if t not in spec.suppress]
     if mask is not None:
         allowed = [t for t in allowed if mask[t // 8] >> (t % 8) & 1]
-    return allowed[hash((prefix, spec.seed, spec.choice, spec.position)) % len(allowed)]
+    return allowed[hash((prefix, spec.seed, spec.choice, position)) % len(allowed)]
 
 
 def score(prefix: int, target: int, top: int) -> TokenLogprob:
@@ -142,7 +142,7 @@ class AuditExecutor:
             value = hash((value, token))
             self._slots[slot] = (value, token)
             after.append(value)
-        answer = _answer(row.outputs, after, request.namespace)
+        answer = _answer(row, after, request.namespace)
         for slot in slots[row.start + _right(row, answer.tokens) :]:
             self._slots[slot] = REJECTED
         return answer
@@ -161,9 +161,9 @@ def _right(row: Row, chosen: tuple[int, ...]) -> int:
     return len(row.tokens)
 
 
-def _answer(wants: tuple[Want, ...], after: list[int], namespace: bytes) -> RowResult:
+def _answer(row: Row, after: list[int], namespace: bytes) -> RowResult:
     tokens, logprobs, scores = [], [], []
-    for want in wants:
+    for want in row.outputs:
         prefix = after[want.position]
         if want.target is not None:
             scores.append(score(prefix, want.target, want.top))
@@ -172,7 +172,7 @@ def _answer(wants: tuple[Want, ...], after: list[int], namespace: bytes) -> RowR
         assert spec is not None
         if spec.history is not None:
             assert prefix_hash(namespace, spec.history) == prefix, "not the tokens before it"
-        tokens.append(choose(prefix, spec, want.mask))
+        tokens.append(choose(prefix, spec, row.start + want.position + 1, want.mask))
         if spec.params.logprobs is not None:
             logprobs.append(score(prefix, tokens[-1], spec.params.logprobs))
     return RowResult(tuple(tokens), tuple(logprobs), tuple(scores))

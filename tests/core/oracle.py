@@ -28,15 +28,13 @@ def expected(request: Request, choice: int, max_len: int, fault: int | None) -> 
     while out.finish is None:
         suppress = tuple(request.stop_ids) if len(out.tokens) < params.min_tokens else ()
         history = request.prompt if penalised != (1.0, 0.0, 0.0) else None
-        spec = SampleSpec(
-            params, request.seed, choice, len(tokens), history, len(request.prompt), suppress
-        )
+        spec = SampleSpec(params, request.seed, choice, history, len(request.prompt), suppress)
         try:
             mask = watcher.mask(len(out.tokens)) if watcher else None
             if fault is not None and len(tokens) > fault:
                 raise RuntimeError("planted")
             prefix = prefix_hash(request.namespace, tokens)
-            token = choose(prefix, spec, mask)
+            token = choose(prefix, spec, len(tokens), mask)
             kept, finish = 1, None
             if token in request.stop_ids and not suppress:
                 finish = FinishReason.STOP

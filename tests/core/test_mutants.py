@@ -276,7 +276,8 @@ MUTANTS = [
 
 # Of speculation: what is changed where.
 VERIFY, LENGTHEN, FORGO = ((Scheduler, name) for name in ("_verify", "_lengthen", "_forgo"))
-AFTER, COMMIT, BATCH = (scheduler_module, "_after"), (Scheduler, "commit"), (Scheduler, "_batch")
+AFTER, BATCH, END = (scheduler_module, "_after"), (Scheduler, "_batch"), (Scheduler, "_end")
+SETTLE, WANTS = ((Scheduler, name) for name in ("_settle", "_wants"))
 TRIM = "self.blocks.trim(seq, seq.num_scheduled)"
 EDITS = {
     "guesses taken unchecked": (VERIFY, " or token != draft[i]", ""),
@@ -319,24 +320,25 @@ EDITS = {
     "a choice one place off": (LENGTHEN, "- 1 + i", "- 2 + i"),
     "room not counted": (BATCH, "room -= ", "_ = "),
     "history without the guesses": (AFTER, "spec.history + guesses", "spec.history"),
-    "the key of the first position for all": (AFTER, "position=position,", ""),
-    "stop ids suppressed too long": (AFTER, " if position < stop_from else ()", ""),
-    "stop ids suppressed at the first place only": (
-        AFTER,
-        "spec.suppress if position",
-        "() if position",
-    ),
+    "stop ids suppressed too long": (AFTER, "() if may_stop else ", ""),
+    "stop ids suppressed at the first place only": (AFTER, "else spec.suppress", "else ()"),
     "a fault behind a guess fails the sequence": (
-        COMMIT,
+        SETTLE,
         "self._forgo(seq, old)",
         "events.append(self._fail(seq, fault, now))",
     ),
     "a failed row counts as computed": (FORGO, "= computed", "= seq.num_computed"),
     "draft counted as the sequence's": (
-        COMMIT,
-        "start + len(tokens) - drafted",
-        "start + len(tokens)",
+        SETTLE,
+        "row.start + len(row.tokens) - drafted",
+        "row.start + len(row.tokens)",
     ),
+    "a standing want outlives its sequence": (END, "seq.standing = None", "pass"),
+    "a want that changes is kept": (WANTS, "not seq.penalised and ", ""),
+    "a want that forbids stopping is kept": (WANTS, " and end >= seq.stop_from", ""),
+    "a want that a watcher may mask is kept": (WANTS, "seq.watcher is None and ", ""),
+    "the want of another place is kept": (WANTS, "free and end - start == 1", "free"),
+    "a chunk of one token counts as the last": (BATCH, " or chunk is not _ONE", ""),
 }
 
 

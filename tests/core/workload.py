@@ -100,10 +100,9 @@ class PlantedDrafter:
         request, tokens = seq.request, list(seq.tokens)
         for _ in range(most):
             suppress = tuple(request.stop_ids) if len(tokens) < seq.stop_from else ()
-            spec = SampleSpec(
-                request.params, request.seed, seq.choice, len(tokens), suppress=suppress
-            )
-            token = choose(prefix_hash(request.namespace, tokens), spec, None)
+            spec = SampleSpec(request.params, request.seed, seq.choice, suppress=suppress)
+            prefix = prefix_hash(request.namespace, tokens)
+            token = choose(prefix, spec, len(tokens), None)
             wrong = self.rng.random() < self.wrong
             tokens.append(self.rng.randrange(VOCAB) if wrong else token)
         return array("i", tokens[len(seq.tokens) :])

@@ -70,7 +70,7 @@ def tokens(seed: int, count: int, vocab: int = 330) -> array[int]:
 def row(seq: int, start: int, ids: array[int], wants: Iterable[int], table: array[int]) -> Row:
     """A row that samples greedily at the positions `wants`, counted from its first token."""
     params = SamplingParams(temperature=0, logprobs=3)
-    outputs = tuple(Want(i, SampleSpec(params, 1, 0, start + i + 1)) for i in wants)
+    outputs = tuple(Want(i, SampleSpec(params, 1, 0)) for i in wants)
     return Row(seq, start, ids, table, outputs)
 
 

@@ -116,7 +116,7 @@ def _wants(count):
             yield Want(i, target=i * 7 % 1100, top=i % 4)
         else:
             params = SamplingParams(**KINDS[kind])
-            yield Want(i, SampleSpec(params, i, 0, i + 1), target=5 if i % 5 == 0 else None)
+            yield Want(i, SampleSpec(params, i, 0), target=5 if i % 5 == 0 else None)
 
 
 @pytest.mark.parametrize("isa", isas())

@@ -26,14 +26,14 @@ def run(logits: np.ndarray, wants: list[Want], isa: str = "auto") -> list[RowRes
     return [results[i] for i in range(len(wants))]
 
 
-def spec(params: SamplingParams, position: int = 3, seed: int = 11, **kw: object) -> SampleSpec:
-    return SampleSpec(params, seed, 0, position, **kw)  # type: ignore[arg-type]
+def spec(params: SamplingParams, seed: int = 11, **kw: object) -> SampleSpec:
+    return SampleSpec(params, seed, 0, **kw)  # type: ignore[arg-type]
 
 
 def sample(
     logits: np.ndarray, params: SamplingParams, isa: str = "auto", **kw: object
 ) -> RowResult:
-    return run(logits, [Want(0, spec(params, **kw))], isa)[0]
+    return run(logits, [Want(2, spec(params, **kw))], isa)[0]
 
 
 def distribution(logits: np.ndarray, want: Want, isa: str = "auto") -> np.ndarray:
@@ -176,7 +176,7 @@ def test_each_truncation_keeps_what_transformers_keeps(vocab: int, isa: str) -> 
             params = SamplingParams(**fields)
             if 0 < params.top_k >= vocab:
                 params = SamplingParams(**{**fields, "top_k": 0})
-            got = distribution(logits, Want(0, spec(SamplingParams(**fields))), isa)
+            got = distribution(logits, Want(2, spec(SamplingParams(**fields))), isa)
             agree(got, expected(logits, params))
 
 
@@ -219,7 +219,7 @@ def test_random_combinations_agree_with_transformers(isa: str) -> None:
         )
         if np.isnan(want).any():
             continue
-        agree(distribution(logits, Want(0, spec(params, **rest), mask=mask or None), isa), want)
+        agree(distribution(logits, Want(2, spec(params, **rest), mask=mask or None), isa), want)
 
 
 @isas
@@ -240,7 +240,7 @@ def test_each_adjustment_alone(isa: str, fields: dict, history: bool) -> None:
     params = SamplingParams(**fields)
     rest = {"history": array("i", past), "num_prompt": 3} if history else {}
     want = expected(logits, params, past if history else None, 3)
-    agree(distribution(logits, Want(0, spec(params, **rest)), isa), want)
+    agree(distribution(logits, Want(2, spec(params, **rest)), isa), want)
     greedy = sample(logits[None], SamplingParams(temperature=0, **fields), isa, **rest)
     assert greedy.tokens[0] == int(
         np.argmax(expected(logits, params, past if history else None, 3))
@@ -260,7 +260,7 @@ def test_a_token_is_the_inverse_cdf_at_the_keyed_uniform(fields: dict, isa: str)
         seed, choice, position = 0x123456789ABCDEF0 + i, i % 7, 1000 + i
         words = _cpu.philox((position, choice, 0, 0), (seed & 0xFFFFFFFF, seed >> 32))
         u = ((words[1] << 32 | words[0]) >> 11) * 2.0**-53
-        want = Want(0, SampleSpec(params, seed, choice, position))
+        want = Want(position - 1, SampleSpec(params, seed, choice))
         token = run(logits[None], [want], isa)[0].tokens[0]
         assert cdf[token] > u - 1e-6
         assert token == 0 or cdf[token - 1] <= u + 1e-6
@@ -277,7 +277,7 @@ def test_frequencies_pass_chi_square(fields: dict, isa: str) -> None:
     logits, draws = gaussian(40, 8, 1.2), 6000
     params = SamplingParams(**fields)
     p = expected(logits, params)
-    wants = [Want(0, spec(params, position=i, seed=99)) for i in range(draws)]
+    wants = [Want(i, spec(params, seed=99)) for i in range(draws)]
     tokens = [r.tokens[0] for r in run(logits[None], wants, isa)]
     seen = np.bincount(tokens, minlength=40)
     assert seen[p == 0].sum() == 0
@@ -295,7 +295,7 @@ def test_frequencies_pass_chi_square(fields: dict, isa: str) -> None:
 def test_choices_and_seeds_and_positions_draw_apart() -> None:
     logits = np.zeros((1, 4096), np.float32)
     keys = [(s, c, p) for s in range(4) for c in range(4) for p in range(4)]
-    wants = [Want(0, SampleSpec(SamplingParams(), s, c, p)) for s, c, p in keys]
+    wants = [Want(p, SampleSpec(SamplingParams(), s, c)) for s, c, p in keys]
     assert len({r.tokens for r in run(logits, wants)}) > 60
 
 
@@ -310,7 +310,7 @@ def test_greedy_is_the_lowest_of_the_highest(vocab: int, isa: str) -> None:
     logits[0] = 0
     logits[1] = -5
     logits[1, -1] = -4
-    wants = [Want(0, spec(SamplingParams(temperature=0)))] * 8
+    wants = [Want(2, spec(SamplingParams(temperature=0)))] * 8
     tokens = [r.tokens[0] for r in run(logits, wants, isa)]
     assert tokens == np.argmax(logits, axis=1).tolist()
 
@@ -320,10 +320,10 @@ def test_among_equals_the_lowest_ids_are_kept(isa: str) -> None:
     logits = np.zeros(1000, np.float32)
     logits[::2] = -0.0
     for vocab_part, fields in [(7, {"top_k": 7}), (10, {"top_p": 0.01}), (700, {"top_k": 700})]:
-        got = distribution(logits, Want(0, spec(SamplingParams(**fields))), isa)
+        got = distribution(logits, Want(2, spec(SamplingParams(**fields))), isa)
         assert np.flatnonzero(got).tolist() == list(range(vocab_part))
     for fields in ({"typical_p": 0.3}, {"min_p": 0.5}):
-        assert (distribution(logits, Want(0, spec(SamplingParams(**fields))), isa) > 0).all()
+        assert (distribution(logits, Want(2, spec(SamplingParams(**fields))), isa) > 0).all()
 
 
 @isas
@@ -331,7 +331,7 @@ def test_among_equals_the_lowest_ids_are_kept(isa: str) -> None:
 @pytest.mark.parametrize("fields", [{"top_p": 0.9}, {"top_p": 0.6, "top_k": 800}])
 def test_a_nucleus_cuts_through_equals_by_id(vocab: int, fields: dict, isa: str) -> None:
     logits = np.round(gaussian(vocab, 1, 1.0))
-    got = distribution(logits, Want(0, spec(SamplingParams(**fields))), isa)
+    got = distribution(logits, Want(2, spec(SamplingParams(**fields))), isa)
     order = np.lexsort((np.arange(vocab), -logits))[: fields.get("top_k", vocab)]
     mass = np.cumsum(np.exp(logits[order].astype(np.float64)))
     count = int(np.searchsorted(mass, fields["top_p"] * mass[-1])) + 1
@@ -350,7 +350,7 @@ def test_broken_logits_fail_their_row_alone(
 ) -> None:
     logits = np.stack([gaussian(777, i) for i in range(3)])
     params = SamplingParams(temperature=temperature, top_p=0.9, logprobs=2)
-    wants = [Want(0, spec(params, position=i)) for i in range(3)]
+    wants = [Want(i, spec(params)) for i in range(3)]
     sound = run(logits, wants, isa)
     for at in (0, 300, 776):
         broken = logits.copy()
@@ -367,7 +367,7 @@ def test_minus_infinity_is_only_impossible(isa: str) -> None:
     logits = np.full(600, -np.inf, np.float32)
     logits[[5, 599]] = (1.0, 2.0)
     for fields in ({}, {"top_k": 9}, {"top_p": 0.999}, {"typical_p": 0.99}, {"min_p": 0.01}):
-        got = distribution(logits, Want(0, spec(SamplingParams(**fields))), isa)
+        got = distribution(logits, Want(2, spec(SamplingParams(**fields))), isa)
         np.testing.assert_allclose(got[[5, 599]], [1 / (1 + math.e), math.e / (1 + math.e)], 1e-6)
     result = sample(logits[None], SamplingParams(temperature=0, logprobs=20), isa)
     assert result.tokens == (599,)
@@ -379,10 +379,10 @@ def test_extreme_magnitudes_and_temperatures(isa: str) -> None:
     logits = np.array([3e38, -3e38, 2.9e38, 0, -1e30], np.float32)
     for t in (1e-45, 1e-30, 0.01, 1.0, 100.0):
         for fields in ({}, {"top_k": 2}, {"top_p": 0.5}, {"typical_p": 0.5}, {"min_p": 0.5}):
-            got = distribution(logits, Want(0, spec(SamplingParams(temperature=t, **fields))), isa)
+            got = distribution(logits, Want(2, spec(SamplingParams(temperature=t, **fields))), isa)
             assert got.tolist() == [1, 0, 0, 0, 0]
     tiny = np.array([0, 1e-40, 2e-40], np.float32)
-    got = distribution(tiny, Want(0, spec(SamplingParams())), isa)
+    got = distribution(tiny, Want(2, spec(SamplingParams())), isa)
     np.testing.assert_allclose(got, [1 / 3] * 3, rtol=1e-6)
 
 
@@ -391,9 +391,9 @@ def test_nothing_left_to_choose_is_an_error(isa: str) -> None:
     logits = gaussian(100, 3)[None]
     everything = SamplingParams(allowed_token_ids=(4,))
     for want in (
-        Want(0, spec(everything, suppress=(4,))),
-        Want(0, spec(SamplingParams()), mask=bytes(13)),
-        Want(0, spec(SamplingParams(temperature=0)), mask=bytes(13)),
+        Want(2, spec(everything, suppress=(4,))),
+        Want(2, spec(SamplingParams()), mask=bytes(13)),
+        Want(2, spec(SamplingParams(temperature=0)), mask=bytes(13)),
     ):
         (result,) = run(logits, [want], isa)
         assert result.error is not None
@@ -404,19 +404,19 @@ def test_nothing_left_to_choose_is_an_error(isa: str) -> None:
 def test_ids_beyond_the_vocabulary_fail_their_row(isa: str) -> None:
     logits = gaussian(100, 3)[None]
     wants = [
-        Want(0, spec(SamplingParams(logit_bias=((100, 1.0),)))),
-        Want(0, spec(SamplingParams(allowed_token_ids=(2**31 - 1,)))),
-        Want(0, spec(SamplingParams(banned_token_ids=(5, 100)))),
-        Want(0, spec(SamplingParams(repetition_penalty=1.1), history=array("i", [3, -1]))),
+        Want(2, spec(SamplingParams(logit_bias=((100, 1.0),)))),
+        Want(2, spec(SamplingParams(allowed_token_ids=(2**31 - 1,)))),
+        Want(2, spec(SamplingParams(banned_token_ids=(5, 100)))),
+        Want(2, spec(SamplingParams(repetition_penalty=1.1), history=array("i", [3, -1]))),
         Want(0, target=100),
     ]
     for want, result in zip(wants, run(logits, wants, isa), strict=True):
         assert result.error is not None, want
         assert "vocabulary" in result.error
-    (short,) = run(logits, [Want(0, spec(SamplingParams()), mask=b"\xff" * 12)], isa)
+    (short,) = run(logits, [Want(2, spec(SamplingParams()), mask=b"\xff" * 12)], isa)
     assert short.error is not None
     assert "12 bytes" in short.error
-    (beyond,) = run(logits, [Want(0, spec(SamplingParams(), suppress=(2**30,)))], isa)
+    (beyond,) = run(logits, [Want(2, spec(SamplingParams(), suppress=(2**30,)))], isa)
     assert beyond.error is None
 
 
@@ -424,7 +424,7 @@ def test_ids_beyond_the_vocabulary_fail_their_row(isa: str) -> None:
 def test_penalties_that_overflow_fail_their_row(isa: str) -> None:
     params = SamplingParams(repetition_penalty=0.01)  # the lowest; the logits are near the limit
     (result,) = run(
-        gaussian(100, 3, 2e37)[None], [Want(0, spec(params, history=array("i", range(99))))], isa
+        gaussian(100, 3, 2e37)[None], [Want(2, spec(params, history=array("i", range(99))))], isa
     )
     assert result.error is not None
     assert "infinite" in result.error
@@ -468,8 +468,8 @@ def test_scores_are_those_of_the_target(isa: str) -> None:
 def test_choosing_and_scoring_one_position_together(isa: str) -> None:
     logits = gaussian(5000, 4)[None]
     params = SamplingParams(logprobs=2)
-    (both,) = run(logits, [Want(0, spec(params), target=7, top=5)], isa)
-    (chosen,) = run(logits, [Want(0, spec(params))], isa)
+    (both,) = run(logits, [Want(2, spec(params), target=7, top=5)], isa)
+    (chosen,) = run(logits, [Want(2, spec(params))], isa)
     (scored,) = run(logits, [Want(0, target=7, top=5)], isa)
     assert both == RowResult(chosen.tokens, chosen.logprobs, scored.scores)
 
@@ -493,7 +493,7 @@ def test_a_row_is_the_same_alone_and_in_any_company(isa: str) -> None:
         params, rest, mask = random_case(rng, vocab)
         fields = {name: getattr(params, name) for name in params.__dataclass_fields__}
         params = SamplingParams(**{**fields, "logprobs": i % 4})
-        want = Want(0, spec(params, position=i, **rest), mask=mask or None)
+        want = Want(i, spec(params, **rest), mask=mask or None)
         wants.append(want if i % 5 else Want(0, target=i, top=3))
         logits.append(gaussian(vocab, i, 0.1 if i % 3 else 4.0))
     logits[3][5] = math.nan
@@ -507,7 +507,7 @@ def test_a_row_is_the_same_alone_and_in_any_company(isa: str) -> None:
 
 def test_records_that_do_not_fit_are_refused() -> None:
     logits = gaussian(100, 3)[None]
-    batch = Batch(0, (Row(0, 0, array("i", [0]), array("i"), (Want(0, spec(SamplingParams())),)),))
+    batch = Batch(0, (Row(0, 0, array("i", [0]), array("i"), (Want(2, spec(SamplingParams())),)),))
     rows, data = encode(batch)
     with pytest.raises(ValueError, match="one record"):
         _cpu.sample(logits, rows[:-1], data)

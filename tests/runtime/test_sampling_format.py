@@ -31,7 +31,7 @@ def unpack(rows: bytes, index: int = 0) -> dict[str, float]:
 
 def test_a_plain_want_carries_its_parameters_and_key() -> None:
     params = SamplingParams(temperature=0.5, top_k=40, top_p=0.75, min_p=0.25, logprobs=3)
-    rows, data = encode(batch(Want(0, SampleSpec(params, 2**64 - 2, 5, 1234))))
+    rows, data = encode(batch(Want(1233, SampleSpec(params, 2**64 - 2, 5))))
     got = unpack(rows)
     assert len(rows) == ROW_BYTES
     assert data == b""
@@ -42,7 +42,7 @@ def test_a_plain_want_carries_its_parameters_and_key() -> None:
 
 
 def test_a_negative_seed_is_taken_modulo_two_to_the_64() -> None:
-    rows, _ = encode(batch(Want(0, SampleSpec(SamplingParams(), -1, 0, 0))))
+    rows, _ = encode(batch(Want(0, SampleSpec(SamplingParams(), -1, 0))))
     assert unpack(rows)["seed"] == 2**64 - 1
 
 
@@ -51,8 +51,8 @@ def test_lists_lie_where_the_record_says() -> None:
         logit_bias=((4, 0.5), (9, -2.0)), allowed_token_ids=(4, 9, 11), banned_token_ids=(11,)
     )
     history = array("i", [1, 2, 3, 2])
-    spec = SampleSpec(params, 1, 0, 4, history=history, num_prompt=3, suppress=(2, 9))
-    first = Want(0, SampleSpec(params, 1, 0, 0), mask=b"\x01\x02\x03\x04\x05")
+    spec = SampleSpec(params, 1, 0, history=history, num_prompt=3, suppress=(2, 9))
+    first = Want(0, SampleSpec(params, 1, 0), mask=b"\x01\x02\x03\x04\x05")
     rows, data = encode(batch(first, Want(0, spec)))
     words = array("i")
     words.frombytes(data)
@@ -75,7 +75,7 @@ def test_lists_lie_where_the_record_says() -> None:
 
 
 def test_an_empty_mask_is_not_an_absent_one() -> None:
-    rows, _ = encode(batch(Want(0, SampleSpec(SamplingParams(), 1, 0, 0), mask=b"")))
+    rows, _ = encode(batch(Want(0, SampleSpec(SamplingParams(), 1, 0), mask=b"")))
     assert unpack(rows)["mask_bytes"] == 1
 
 
@@ -96,8 +96,8 @@ def out(error: int, detail: int, token: int, logprob: float, score: float, top: 
 
 
 def test_results_go_to_their_rows() -> None:
-    spec = SampleSpec(SamplingParams(), 1, 0, 0)
-    told = SampleSpec(SamplingParams(logprobs=1), 1, 0, 0)
+    spec = SampleSpec(SamplingParams(), 1, 0)
+    told = SampleSpec(SamplingParams(logprobs=1), 1, 0)
     rows = (
         Row(1, 0, array("i", [1]), array("i"), (Want(0, spec), Want(1, spec))),
         Row(2, 0, array("i", [1]), array("i"), ()),
@@ -175,7 +175,7 @@ def test_what_is_kept_of_params_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sampling, "_prepared", cache)
     for length in (0, 400, 0, 999, 5000, 0, *range(100)):
         params = SamplingParams(allowed_token_ids=tuple(range(length)) or None)
-        want = Want(0, SampleSpec(params, 1, 0, 0))
+        want = Want(0, SampleSpec(params, 1, 0))
         assert encode(batch(want)) == encode(batch(want))
         assert len(cache) <= 50
         assert sum(len(kept.allowed) for kept in cache.values()) <= 4 * max(1000, length)
@@ -183,6 +183,6 @@ def test_what_is_kept_of_params_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_plain_want_is_encoded_in_little_time() -> None:
     params = SamplingParams(temperature=0.7, top_p=0.9)
-    many = batch(*[Want(0, SampleSpec(params, 1, 0, i)) for i in range(64)])
+    many = batch(*[Want(i, SampleSpec(params, 1, 0)) for i in range(64)])
     seconds = min(timeit.repeat(lambda: encode(many), number=20, repeat=5)) / 20 / 64
     assert seconds < 10e-6  # 0.3 us measured; the bound is loose because tests share the machine

@@ -207,7 +207,7 @@ def expected(
     most = params.max_tokens or context - len(prompt)
     while len(out) < most:
         suppress = tuple(stops) if len(out) < params.min_tokens else ()
-        spec = SampleSpec(params, seed, choice, len(prompt) + len(out), suppress=suppress)
+        spec = SampleSpec(params, seed, choice, suppress=suppress)
         last = choose(state, last, spec)
         out.append(last)
         if last in stops:

@@ -137,7 +137,7 @@ def test_the_definitions_are_the_fields() -> None:
 
 def test_the_executor_answers_every_kind_of_want() -> None:
     executor = SimulatedExecutor(CAPACITY, STEP)
-    spec_ = SampleSpec(SamplingParams(logprobs=1), 0, 0, 5)
+    spec_ = SampleSpec(SamplingParams(logprobs=1), 0, 0)
     wants = (Want(0, target=7), Want(1, target=8), Want(2, spec_))
     row = Row(3, 0, array("i", [1, 2, 3]), array("i", [0]), wants)
     executor.now = 2.0

@@ -54,7 +54,7 @@ def profile(folder: Path) -> Path:
 
 def test_a_step_is_the_sum_of_its_operators(tmp_path: Path) -> None:
     table = read_operators(profile(tmp_path), layers=2)
-    want = (Want(0, SampleSpec(SamplingParams(), 0, 0, 0)),)
+    want = (Want(0, SampleSpec(SamplingParams(), 0, 0)),)
     rows = (
         Row(0, 31, array("i", [1]), array("i"), want),
         Row(1, 15, array("i", [1]), array("i"), want),
