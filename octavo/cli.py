@@ -118,6 +118,7 @@ class _Elsewhere(click.Command):
 
 
 for _name, _module, _line in (
+    ("conformance", "octavo.conformance.commands", "Does a server behave as clients expect?"),
     ("plan", "octavo.sim.cli", "The cheapest fleet that serves a trace within objectives."),
     ("roofline", "octavo.sim.cli", "What a model can do on a machine, without its weights."),
     ("simulate", "octavo.sim.cli", "Replay a trace in virtual time, over the engine's scheduler."),

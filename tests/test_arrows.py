@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent / "octavo"
 # named here has its own rule. "octavo" alone is the package's public names.
 ARROWS: dict[str, tuple[str, ...]] = {
     "octavo.errors": (),
+    "octavo.conformance": (),
     "octavo.core": (),
     "octavo.models": ("octavo.ops",),
     "octavo.models.hub": ("octavo.config",),

@@ -1,0 +1,123 @@
+"""What is said of a run: a table for people, JSON and JUnit for machines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from octavo.conformance.book import Finding, Verdict
+
+STYLES = {
+    Verdict.PASS: "green",
+    Verdict.FAIL: "bold red",
+    Verdict.NOT_OFFERED: "dim",
+    Verdict.UNCLEAR: "yellow",
+}
+# What XML 1.0 cannot hold, even escaped.
+_UNPRINTABLE = dict.fromkeys([*range(9), 11, 12, *range(14, 32), *range(0xD800, 0xE000)], "?")
+
+
+def failures(findings: Sequence[Finding], basis: str | None = None) -> list[Finding]:
+    """Those that failed, of one basis or of both."""
+    failed = [f for f in findings if f.verdict is Verdict.FAIL]
+    return [f for f in failed if basis is None or f.check.basis == basis]
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """One line: how many of each verdict, failures by what demands the behaviour."""
+    counts = Counter(finding.verdict for finding in findings)
+    spec, practice = (len(failures(findings, basis)) for basis in ("spec", "practice"))
+    return (
+        f"{counts[Verdict.PASS]} of {len(findings)} pass; {spec} fail what the specification "
+        f"says, {practice} what clients rely on; {counts[Verdict.NOT_OFFERED]} not offered, "
+        f"{counts[Verdict.UNCLEAR]} unclear"
+    )
+
+
+def as_dict(url: str, model: str, findings: Sequence[Finding]) -> dict[str, Any]:
+    """The report as JSON; times in seconds."""
+    return {
+        "url": url,
+        "model": model,
+        "counts": Counter(str(finding.verdict) for finding in findings),
+        "checks": [
+            {
+                "name": finding.check.name,
+                "group": finding.check.group,
+                "verdict": str(finding.verdict),
+                "basis": finding.check.basis,
+                "evidence": finding.evidence,
+                "words": finding.check.words,
+                "source": finding.check.source,
+                "seconds": round(finding.seconds, 3),
+            }
+            for finding in findings
+        ],
+    }
+
+
+def show(findings: Sequence[Finding], *, everything: bool) -> None:
+    """A table, then for each failure what should hold and who says so. everything: evidence of
+    what passed too."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("check", "verdict", "evidence"):
+        table.add_column(title, no_wrap=title != "evidence")
+    group = ""
+    for finding in findings:
+        if finding.check.group != group:
+            group = finding.check.group
+            table.add_row(Text(group, style="bold"), "", "")
+        told = everything or finding.verdict is not Verdict.PASS
+        table.add_row(
+            Text("  " + finding.check.name),
+            Text(str(finding.verdict), style=STYLES[finding.verdict]),
+            Text(finding.evidence if told else "", overflow="fold"),
+        )
+    console.print(table)
+    for finding in failures(findings):
+        console.print(Text(f"{finding.check.name}: ", style="bold red"), end="")
+        console.print(Text(f"{finding.check.words}  [{finding.check.source}]"), soft_wrap=True)
+    console.print(Text(summary(findings), style="bold"), soft_wrap=True)
+
+
+def write_junit(path: str, url: str, findings: Sequence[Finding]) -> None:
+    """JUnit's XML, as CI systems read it: not offered and unclear are skipped tests."""
+    counts = Counter(finding.verdict for finding in findings)
+    skipped = counts[Verdict.NOT_OFFERED] + counts[Verdict.UNCLEAR]
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"octavo conformance {url}".translate(_UNPRINTABLE),
+        tests=str(len(findings)),
+        failures=str(counts[Verdict.FAIL]),
+        skipped=str(skipped),
+        errors="0",
+        time=f"{sum(finding.seconds for finding in findings):.3f}",
+    )
+    for finding in findings:
+        check = finding.check
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname=f"conformance.{check.group}",
+            name=check.name,
+            time=f"{finding.seconds:.3f}",
+        )
+        evidence = finding.evidence.translate(_UNPRINTABLE)
+        if finding.verdict is Verdict.FAIL:
+            failure = ElementTree.SubElement(case, "failure", message=evidence, type=check.basis)
+            failure.text = f"{check.words}\n{check.source}"
+        elif finding.verdict is not Verdict.PASS:
+            what = f"{finding.verdict}: {evidence}"
+            ElementTree.SubElement(case, "skipped", message=what)
+    Path(path).write_bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True))
