@@ -474,7 +474,7 @@ def _announce(made: Assembly, app: Any, url: str, seconds: float) -> None:
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         click.echo(f"  {click.style(name.ljust(width), dim=True)}  {value}", err=True)
-    name = app.served.name
+    name = app.service.served.name
     key = ' -H "Authorization: Bearer $KEY"' if app.keys else ""
     if made.template is not None:
         body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}

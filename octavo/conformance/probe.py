@@ -58,7 +58,7 @@ def short(value: object, most: int = 200) -> str:
 class Settings:
     """quiet: seconds after which a silent stream must have been given a comment. freed: seconds in
     which a request that was left must be gone. flood: requests sent at once to fill the server.
-    key: whether a key is used. wait: seconds that a batch may take."""
+    wait: seconds that a batch may take."""
 
     quiet: float = 15.0
     freed: float = 2.0
@@ -181,11 +181,17 @@ def error_of(value: Any, body: bytes) -> dict[str, Any]:
 def optional(feature: str, answer: Answer) -> dict[str, Any]:
     """The answer to a request for a feature that a server may refuse as a whole."""
     if answer.status in (400, 404, 405, 415, 422, 501):
-        refuse(f"{feature}: {answer.status}: {short(answer.body)}")
+        refuse(f"{feature}: {answer.status}: {short(said(answer))}")
     need(answer.status == 200, f"{feature}: {answer.status}: {short(answer.body)}")
     need(isinstance(answer.json, dict), f"{feature}: no JSON object: {short(answer.body)}")
     found: dict[str, Any] = answer.json
     return found
+
+
+def said(answer: Answer) -> object:
+    """The error's message, or the body where there is none."""
+    error = answer.json.get("error") if isinstance(answer.json, dict) else None
+    return error.get("message", error) if isinstance(error, dict) else answer.body
 
 
 def refuse(why: str) -> NoReturn:

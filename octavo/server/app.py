@@ -82,6 +82,7 @@ class App:
         trace = Trace(_request_id(scope), scope["method"], scope["path"], service.driver.clock())
         outbound = Outbound(send, trace)
         scope["octavo.trace"] = trace
+        scope["app"] = self  # without one the router answers 404 and 405 itself, in plain text
         try:
             scope["octavo.key"] = key = self._enter(scope)
             trace.key = key.name if key is not None else ""

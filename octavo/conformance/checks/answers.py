@@ -19,7 +19,8 @@ from octavo.conformance.probe import (
 
 @check(
     "models-list",
-    'GET /v1/models: {"object": "list", "data": [{"id", "object": "model", "created", "owned_by"}]}',
+    'GET /v1/models: {"object": "list", "data": [...]}, each with id, object "model", created and '
+    "owned_by.",
     "OpenAI spec, ListModelsResponse, Model",
 )
 def models_list(probe: Probe) -> str:

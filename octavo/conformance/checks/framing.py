@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from math import ceil
 
 from octavo.conformance.book import check
@@ -88,7 +89,7 @@ def finish_reason(probe: Probe) -> str:
         need(not missing, f"{stream.path}: no finish_reason in {short(missing[:1])}")
         reasons = [choice["finish_reason"] for choice in stream.choices]
         early = [reason for reason in reasons[:-1] if reason is not None]
-        need(not early, f"{stream.path}: {early[0]!r} before the end")
+        need(not early, f"{stream.path}: {early[:1]} before the end")
         need(reasons[-1] in ("stop", "length"), f"{stream.path}: it ends with {reasons[-1]!r}")
     return f"null, and at last {reasons[-1]!r}"
 
@@ -170,8 +171,8 @@ def _silences(stream: Stream) -> tuple[float, float]:
     data = [0.0, *(event.at for event in stream.events() if event.kind == "data")]
     any_ = [0.0, *(at for at, _ in stream.parts)]
     return (
-        max((b - a for a, b in zip(data, data[1:], strict=False)), default=0.0),
-        max((b - a for a, b in zip(any_, any_[1:], strict=False)), default=0.0),
+        max((b - a for a, b in pairwise(data)), default=0.0),
+        max((b - a for a, b in pairwise(any_)), default=0.0),
     )
 
 

@@ -17,6 +17,7 @@ from octavo.conformance.probe import (
 )
 from octavo.conformance.wire import Answer, Stream
 
+ENOUGH = 150  # pieces of text: beyond any default limit that was seen
 OVERLONG = 300_000  # words: more than contexts hold, where nobody says how much
 
 
@@ -61,12 +62,7 @@ def length_reason(probe: Probe) -> str:
 def chat_unbounded(probe: Probe) -> str:
     for text in (LONG, "Write a very long story about a lighthouse.", "List the numbers to 500."):
         body = probe.chat_body(text, max_tokens=None, stream=True)
-        enough = 150
-
-        def far(stream: Stream) -> bool:
-            return len(stream.pieces()) > enough or len(stream.text()) > 8 * enough
-
-        stream = probe.good_stream(CHAT, body, far)
+        stream = probe.good_stream(CHAT, body, _far)
         if stream.cut:
             return f"over {len(stream.pieces())} pieces of text without an end"
         need(stream.finish() != "length", f"cut after {len(stream.pieces())} pieces of text")
@@ -86,6 +82,10 @@ def default_16(probe: Probe) -> str:
         raise Unclear(f"the model ended by itself after {count} tokens")
     need(count == 16 and reason == "length", f"{count} tokens, {reason!r}")
     return "16 tokens"
+
+
+def _far(stream: Stream) -> bool:
+    return len(stream.pieces()) > ENOUGH or len(stream.text()) > 8 * ENOUGH
 
 
 def _overlong(probe: Probe, **fields: object) -> tuple[dict[str, object], str]:
@@ -153,9 +153,7 @@ def overflow_output(probe: Probe) -> str:
 def no_truncation(probe: Probe) -> str:
     top = min((probe.context or 2048) // 2, 1600)
     sizes = (top // 4, top // 2, top)
-    counts = [
-        usage_of(probe.chat("word " * size, max_tokens=1))["prompt_tokens"] for size in sizes
-    ]
+    counts = [usage_of(probe.chat("word " * size, max_tokens=1))["prompt_tokens"] for size in sizes]
     low, high = counts[1] - counts[0], counts[2] - counts[1]
     need(abs(high - 2 * low) <= 0.1 * high + 2, f"{sizes} words gave {counts} tokens")
     body, words = _overlong(probe)
@@ -181,8 +179,8 @@ def stop_strings(probe: Probe) -> str:
             need(reason == "stop", f"stopped by {given!r}, finish_reason {reason!r}")
     for path in (CHAT, COMPLETIONS):
         body = probe.chat_body if path == CHAT else probe.completion_body
-        answer = probe.post(path, body(stop=["a1", "b2", "c3", "d4", "e5"]))
-        need(answer.status == 400, f"{path}: five stops: {answer.status}: {short(answer.body)}")
+        five = probe.post(path, body(stop=["a1", "b2", "c3", "d4", "e5"]))
+        need(five.status == 400, f"{path}: five stops: {five.status}: {short(five.body)}")
     return f"stopped before {stop!r}; five are refused"
 
 

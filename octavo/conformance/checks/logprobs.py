@@ -55,11 +55,12 @@ def shape(probe: Probe) -> str:
 )
 def limits(probe: Probe) -> str:
     _chat(probe, top_logprobs=20)
-    for what, fields in (
-        ("top_logprobs: 21", {"logprobs": True, "top_logprobs": 21}),
-        ("top_logprobs: -1", {"logprobs": True, "top_logprobs": -1}),
-        ("top_logprobs without logprobs", {"top_logprobs": 2}),
-    ):
+    tried: dict[str, dict[str, Any]] = {
+        "top_logprobs: 21": {"logprobs": True, "top_logprobs": 21},
+        "top_logprobs: -1": {"logprobs": True, "top_logprobs": -1},
+        "top_logprobs without logprobs": {"top_logprobs": 2},
+    }
+    for what, fields in tried.items():
         answer = probe.post(CHAT, probe.chat_body(max_tokens=2, **fields))
         need(answer.status == 400, f"{what}: {answer.status}: {short(answer.body)}")
         error_of(answer.json, answer.body)

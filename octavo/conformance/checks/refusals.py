@@ -194,7 +194,7 @@ def key_everywhere(probe: Probe) -> str:
         raise NotOffered("this server asks for no key")
     for headers in (wrong, {"Authorization": ""}):
         for method, path in PATHS:
-            body = {} if method == "POST" else None
+            body: dict[str, Any] | None = {} if method == "POST" else None
             answer = probe.wire.ask(method, path, body, headers)
             need(answer.status in (401, 404), f"{method} {path}: {answer.status} with a wrong key")
     error_of(probe.wire.ask("POST", CHAT, {}, wrong).json, b"")
