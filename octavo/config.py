@@ -154,6 +154,9 @@ class ServerConfig:
     strict: bool = knob(
         False, "Refuse unknown fields of requests; else they are named in x-octavo-ignored."
     )
+    max_stored: int = knob(
+        256, "Most responses kept in memory for each API key, for previous_response_id; 0 for none."
+    )
     keepalive: float = knob(10.0, "Seconds of silence before a stream gets a comment line.")
     drain: float = knob(30.0, "Seconds that running requests get to finish on shutdown.")
     stall: float = knob(60.0, "Seconds without a finished step before /ready says no.")
@@ -165,6 +168,7 @@ class ServerConfig:
         for name in ("max_queued_tokens", "max_tenant_tokens"):
             most = getattr(self, name)
             _need(most is None or most >= 1, name, "at least 1", most)
+        _need(self.max_stored >= 0, "max_stored", "at least 0", self.max_stored)
         for name in ("keepalive", "stall"):
             _need(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         _need(self.drain >= 0, "drain", "at least 0", self.drain)

@@ -4,6 +4,7 @@ OctavoError
 ├── InvalidRequest        a request that cannot be served as asked: names the parameter
 │   ├── ContextOverflow   prompt + max_tokens exceed what the model or the KV pool can ever hold
 │   ├── UnknownModel      a model name that is not served here
+│   ├── NotFound          a stored thing that is not here
 │   └── Unsupported       a field or value that is known and refused
 ├── Overloaded            the door is closed for now: carries seconds to wait
 │   ├── TenantLimit       closed to this tenant: it has its share
@@ -48,6 +49,12 @@ class UnknownModel(InvalidRequest):
     """A model name that is not served here."""
 
     code = "model_not_found"
+
+
+class NotFound(InvalidRequest):
+    """A stored response, file or the like that is not here, or not the caller's."""
+
+    code = "not_found"
 
 
 class Overloaded(OctavoError):

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from octavo.config import LOOPBACK, ServerConfig
 from octavo.core.admission import Admission
-from octavo.server import account, chat, completions, info, live, page
+from octavo.server import account, chat, completions, info, live, messages, page, responses
 from octavo.server.auth import Key, Keys
 from octavo.server.driver import Driver
 from octavo.server.headers import header
@@ -27,7 +27,7 @@ from octavo.server.problems import http_problem, problem
 from octavo.server.service import Served, Service
 from octavo.server.traces import Trace
 
-ENDPOINTS = (chat, completions, info, account, live, page)  # modules with `routes(service)`
+ENDPOINTS = (chat, completions, responses, messages, info, account, live, page)  # have `routes`
 OPEN_PATHS = ("/health", "/ready", "/")
 SEND_SECONDS = 60.0  # a client that reads nothing for so long has left
 
@@ -106,6 +106,8 @@ class App:
         return next((route.path_format for route in found if route.path_regex.match(path)), "other")
 
     async def _refuse(self, scope: Scope, send: Send, response: Response) -> None:
+        if scope["path"].startswith(messages.PATH):
+            response = messages.refusal(response)
         await response(scope, _no_receive, send)
 
     def _enter(self, scope: Scope) -> Key | None:
@@ -117,7 +119,8 @@ class App:
         path = scope["path"]
         if not self.keys or path in OPEN_PATHS or path.startswith(page.ASSETS):
             return None
-        key = self.keys.find(header(scope, b"authorization"))
+        given = header(scope, b"authorization") or f"Bearer {header(scope, b'x-api-key')}"
+        key = self.keys.find(given)
         if key is None:
             raise HTTPException(401, "give a valid API key as Authorization: Bearer KEY")
         return key

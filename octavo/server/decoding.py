@@ -72,6 +72,16 @@ def decode(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ig
     return body, ignored
 
 
+def taken(cls: type[Body], value: Any) -> Body:
+    """A body out of another API's, translated to JSON-like objects. Raises as `decode`."""
+    try:
+        body = msgspec.convert(value, cls)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    refuse(body)
+    return body
+
+
 def refuse(value: msgspec.Struct, prefix: str = "") -> None:
     """Raises `Unsupported` for a field that is known and refused. prefix: where `value` is."""
     for name in _refused(type(value)):

@@ -47,11 +47,7 @@ class Generate:
         service.check_open()
         asked = service.deadlines.asked(scope)
         # A place is taken only when the body is here: a client that trickles it holds none.
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                data = await service.bodies.read(scope, receive)
-        except TimeoutError:
-            raise HTTPException(408, f"the body took over {BODY_SECONDS:g} s") from None
+        data = await body_of(service, scope, receive)
         if data is None:
             return
         trace.arrival = arrival = service.driver.clock()
@@ -80,6 +76,15 @@ class Generate:
             return self._parse(self._service, data, visit)
         loop, pool = asyncio.get_running_loop(), self._service.parsers
         return await loop.run_in_executor(pool, self._parse, self._service, data, visit)
+
+
+async def body_of(service: Service, scope: Scope, receive: Receive) -> bytes | None:
+    """The whole body, or None if the client left. Raises HTTP 408, 413, and `Overloaded`."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await service.bodies.read(scope, receive)
+    except TimeoutError:
+        raise HTTPException(408, f"the body took over {BODY_SECONDS:g} s") from None
 
 
 def granted(

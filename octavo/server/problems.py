@@ -15,6 +15,7 @@ from starlette.types import Scope
 from octavo.errors import (
     EngineError,
     InvalidRequest,
+    NotFound,
     OctavoError,
     Overloaded,
     TenantLimit,
@@ -37,7 +38,7 @@ def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
     """(status, OpenAI's error object). What is not ours is logged and not shown."""
     param = getattr(error, "param", None)
     code: str | None
-    if isinstance(error, UnknownModel):
+    if isinstance(error, UnknownModel | NotFound):
         status, kind, code = 404, "invalid_request_error", error.code
     elif isinstance(error, InvalidRequest):
         status, kind, code = 400, "invalid_request_error", error.code

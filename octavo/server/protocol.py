@@ -24,27 +24,17 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: Refused = None
 
 
-class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What chat and completions share."""
+class Extras(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What every generating endpoint takes beyond its own API, in the field's usual words."""
 
-    model: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    n: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
     seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    user: str | None = None
-    # Beyond OpenAI's, in the field's usual words.
     top_k: int | None = None
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
@@ -55,6 +45,20 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     speculation: bool | None = None
     slo: SloBody | None = None
     service_tier: str | None = None
+
+
+class Sampling(Extras, kw_only=True):
+    """What chat and completions share."""
+
+    model: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    user: str | None = None
     # Of use to the caller's records alone; the prefix cache needs no key to find what is alike.
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
@@ -155,11 +159,11 @@ def parse(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ign
         refuse(body.stream_options, "stream_options.")
         if not body.stream:
             raise InvalidRequest("stream_options needs stream: true", "stream_options")
-    _check_metadata(body.metadata)
+    check_metadata(body.metadata)
     return body, ignored
 
 
-def _check_metadata(metadata: dict[str, str] | None) -> None:
+def check_metadata(metadata: dict[str, str] | None) -> None:
     """OpenAI's limits. It is for the caller's own records: nothing is stored here."""
     for key, value in (metadata or {}).items():
         if len(key) > METADATA_KEY or len(value) > METADATA_VALUE:
@@ -242,7 +246,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...] | None:
         return None
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if len(stops) > MAX_STOPS:
-        raise InvalidRequest(f"stop takes at most {MAX_STOPS} strings, got {len(stops)}", "stop")
+        raise InvalidRequest(f"at most {MAX_STOPS} stop strings, got {len(stops)}", "stop")
     return stops
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.server.reply import Asked, Choice, Head, Logged, Reply, encode
+from octavo.text import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
 PING = b": keep-alive\n\n"
@@ -40,6 +41,23 @@ def _last(reply: Reply, kind: str) -> bytes:
     if not reply.asked.head.include_usage:
         return DONE
     return b"data: " + encode(_object(reply, kind, [])) + b"\n\n" + DONE
+
+
+def logprob_entries(tokenizer: Tokenizer, items: list[Logged]) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities and alternatives, as chat and responses write them."""
+
+    def entry(token: int, logprob: float | None) -> dict[str, Any]:
+        raw = tokenizer.token_bytes(token)
+        return {
+            "token": raw.decode("utf-8", "replace"),
+            "logprob": None if logprob is None else max(logprob, LOWEST),
+            "bytes": list(raw),
+        }
+
+    return [
+        entry(item.token, item.logprob) | {"top_logprobs": [entry(*pair) for pair in item.top]}
+        for item in items
+    ]
 
 
 class ChatShape:
@@ -79,20 +97,7 @@ class ChatShape:
         return b"data: " + encode(body) + b"\n\n"
 
     def logprobs(self, items: list[Logged]) -> dict[str, Any]:
-        content = [
-            self._entry(item.token, item.logprob)
-            | {"top_logprobs": [self._entry(*alternative) for alternative in item.top]}
-            for item in items
-        ]
-        return {"content": content, "refusal": None}
-
-    def _entry(self, token: int, logprob: float | None) -> dict[str, Any]:
-        raw = self._tokenizer.token_bytes(token)
-        return {
-            "token": raw.decode("utf-8", "replace"),
-            "logprob": None if logprob is None else max(logprob, LOWEST),
-            "bytes": list(raw),
-        }
+        return {"content": logprob_entries(self._tokenizer, items), "refusal": None}
 
     def whole(self, reply: Reply) -> dict[str, Any]:
         return _object(reply, self.kind, [self._choice(choice) for choice in reply.choices])

@@ -64,7 +64,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": "5"}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
-    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
     ({"top_p": 0}, "top_p"),
