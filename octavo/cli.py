@@ -64,6 +64,9 @@ class _Group(click.Group):
             return super().invoke(ctx)
         except OctavoError as error:
             raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(INTERRUPTED)
         except BrokenPipeError:
             sys.stderr.close()  # the reader of our output left: not an error
             ctx.exit(0)
@@ -429,10 +432,9 @@ Examples:
 def serve(record: Any, **flags: Any) -> None:
     """Serve a model over HTTP, in the shape of the OpenAI API."""
     import asyncio
-    import logging
 
     engine, server = take(EngineConfig, flags), take(ServerConfig, flags)
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+    from octavo.server import logs
     from octavo.server import serve as serving
     from octavo.server.auth import Keys
     from octavo.server.deadlines import Deadlines
@@ -458,7 +460,11 @@ def serve(record: Any, **flags: Any) -> None:
     async def live() -> None:
         await serving.serve(app, bound, serving.Shutdown().on_signals(), ready)
 
-    asyncio.run(live())
+    with logs.written(server.log_format, server.log_level):
+        asyncio.run(live())
+    counted = made.engine.snapshot()
+    requests, tokens = f"{counted['requests']:.0f}", f"{counted['output_tokens']:.0f}"
+    _note(f"Stopped. {requests} requests, {tokens} tokens written.")
 
 
 def _host(address: str) -> str:

@@ -157,6 +157,12 @@ class ServerConfig:
     max_stored: int = knob(
         256, "Most responses kept in memory for each API key, for previous_response_id; 0 for none."
     )
+    log_format: Literal["auto", "text", "json"] = knob(
+        "auto", "Lines to read (auto: in colour on a terminal), or a JSON object each."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = knob(
+        "info", "Least that is said; debug has requests that only look (health, metrics) too."
+    )
     keepalive: float = knob(10.0, "Seconds of silence before a stream gets a comment line.")
     drain: float = knob(30.0, "Seconds that running requests get to finish on shutdown.")
     stall: float = knob(60.0, "Seconds without a finished step before /ready says no.")

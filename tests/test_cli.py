@@ -248,3 +248,13 @@ def test_closed_and_full_streams_are_no_traceback(end: str, code: int) -> None:
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert "Traceback" not in done.stderr
+
+
+def test_an_interrupt_is_one_word_and_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("octavo.cli._assemble", interrupted)
+    done = CliRunner().invoke(cli.cli, ["serve", "--port", "0"])
+    assert done.exit_code == 130
+    assert done.output.strip() == "Interrupted."

@@ -22,8 +22,9 @@ from octavo.server import account, chat, completions, info, live, messages, page
 from octavo.server.auth import Key, Keys
 from octavo.server.driver import Driver
 from octavo.server.headers import header
+from octavo.server.logs import tell
 from octavo.server.metrics import Metrics
-from octavo.server.problems import http_problem, problem
+from octavo.server.problems import http_problem, problem, word
 from octavo.server.service import Served, Service
 from octavo.server.traces import Trace
 
@@ -80,6 +81,7 @@ class App:
             raise NotImplementedError(scope["type"])
         service = self.service
         trace = Trace(_request_id(scope), scope["method"], scope["path"], service.driver.clock())
+        trace.client = scope["client"][0] if scope.get("client") else ""
         outbound = Outbound(send, trace)
         scope["octavo.trace"] = trace
         scope["app"] = self  # without one the router answers 404 and 405 itself, in plain text
@@ -88,14 +90,17 @@ class App:
             trace.key = key.name if key is not None else ""
             await self.router(scope, receive, outbound)
         except HTTPException as error:
+            trace.outcome = word(error)
             await self._refuse(scope, outbound, http_problem(error, scope))
         except Exception as error:
             if trace.status:
                 raise  # too late for an answer; closing the connection is the only sign left
+            trace.outcome = word(error)
             await self._refuse(scope, outbound, problem(error))
         finally:
             trace.finished = service.driver.clock()
             service.traces.leave(trace)
+            tell(trace)
             service.metrics.http.labels(self._label(scope["path"]), str(trace.status)).inc()
 
     def _label(self, path: str) -> str:

@@ -94,6 +94,13 @@ _CODES = {
 }
 
 
+def word(error: Exception) -> str:
+    """What went wrong, in a word for logs: never what was said."""
+    if isinstance(error, HTTPException):
+        return _CODES.get(error.status_code, "http_error")
+    return str(getattr(error, "code", None) or type(error).__name__)
+
+
 def http_problem(error: HTTPException, scope: Scope) -> Response:
     status = error.status_code
     message = error.detail

@@ -79,6 +79,7 @@ async def serve(
         ws="none",
         lifespan="off",
         log_level="warning",
+        log_config=None,  # its lines are ours to write
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -117,7 +118,9 @@ async def serve(
 async def _drain(app: App, shutdown: Shutdown) -> None:
     """Wait for what is in the house; end it after `drain` seconds or when asked twice."""
     app.service.draining = True
-    if app.service.occupancy.live:
+    if not app.service.occupancy.live:
+        log.info("stopping: nothing runs")
+    else:
         log.warning(
             "stopping: %d requests have up to %g s to end",
             app.service.occupancy.live,

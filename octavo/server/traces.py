@@ -22,7 +22,8 @@ from octavo.core.stats import Timing
 class Trace:
     """One HTTP request. Times are on the driver's clock; None until then.
 
-    id: the x-request-id, perhaps the client's choice; key: the name of the caller's API key, or "".
+    id: the x-request-id, perhaps the client's choice; key: the name of the caller's API key, or "";
+    client: its address.
     arrival: its body was here; parsed: it was tokens; first: its first token came back. completion:
     the id in the answer. outcome: how it ended. ahead: sequences running and waiting when it came.
     """
@@ -33,6 +34,7 @@ class Trace:
     started: float
     wall: float = field(default_factory=time.time)
     key: str = ""
+    client: str = ""
     status: int = 0
     arrival: float | None = None
     parsed: float | None = None

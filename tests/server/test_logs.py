@@ -1,0 +1,127 @@
+"""One line a request, as text or JSON: ids, counts and times, nobody's text; off the event loop."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import socket
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from octavo.server import logs
+from octavo.server.traces import Trace
+from tests.server.house import House, chat, completion, inside, outside
+from tests.server.test_life import CHAT
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def lines(style: str, level: str, *asked: tuple[str, str, Any]) -> list[str]:
+    out = io.StringIO()
+    with logs.written(style, level, out):
+        async with inside(House()) as client:
+            for method, path, body in asked:
+                await client.request(method, path, json=body)
+    return out.getvalue().splitlines()
+
+
+async def test_a_request_is_one_line_of_json() -> None:
+    (line,) = await lines("json", "info", ("POST", CHAT, chat("a secret", max_tokens=3)))
+    found = json.loads(line)
+    assert found["event"] == "request"
+    assert found["level"] == "info"
+    assert (found["status"], found["outcome"], found["path"]) == (200, "length", CHAT)
+    assert found["output_tokens"] == 3
+    assert found["total_ms"] >= found["ttft_ms"] >= found["queue_ms"] >= 0
+    assert found["completion"].startswith("chatcmpl-")
+    assert "secret" not in line
+
+
+async def test_text_of_a_request_is_in_no_line_even_where_it_is_refused() -> None:
+    bad = (
+        ("POST", CHAT, chat("a secret") | {"temperature": "secret"}),
+        ("POST", CHAT, chat("raise secret") | {"secret": 1}),
+        ("POST", CHAT, {"model": "fake", "messages": [{"role": "user", "content": "raise"}]}),
+        ("POST", "/v1/completions", completion("secret", max_tokens=10**6)),
+        ("POST", CHAT, chat("secret", logit_bias={"260": 100})),
+    )
+    for style in ("json", "text"):
+        text = "\n".join(await lines(style, "info", *bad))
+        assert "secret" not in text
+        assert "context_length_exceeded" in text
+
+
+async def test_probes_are_said_at_debug_alone() -> None:
+    asked = [("GET", path, None) for path in ("/health", "/ready", "/metrics", "/v1/models")]
+    assert await lines("text", "info", *asked) == []
+    assert len(await lines("text", "debug", *asked)) == 4
+    (lost,) = await lines("text", "info", ("GET", "/nowhere", None))
+    assert "404" in lost
+    assert "not_found" in lost
+
+
+async def test_a_strangers_path_cannot_forge_a_line() -> None:
+    evil = "/x%0a12:00:00 200  POST%1b[31m"
+    (line,) = await lines("text", "info", ("GET", evil, None))
+    assert "\\n12:00:00" in line
+    assert "\x1b" not in line
+    (line,) = await lines("json", "info", ("GET", evil, None))
+    assert json.loads(line)["path"].startswith("/x\n12")
+
+
+def test_malformed_http_is_said_once_a_second() -> None:
+    out = io.StringIO()
+    with logs.written("json", "info", out), outside(House(port=0)) as house:
+        host, port = house.url.removeprefix("http://").split(":")
+        for _ in range(30):
+            with socket.create_connection((host, int(port)), timeout=10) as made:
+                made.sendall(b"NONSENSE\r\n\r\n")
+                assert made.recv(100).startswith(b"HTTP/1.1 400")
+        assert httpx.post(house.url + CHAT, json=chat(max_tokens=1)).status_code == 200
+    said = [json.loads(line) for line in out.getvalue().splitlines()]
+    broken = [line for line in said if "Invalid HTTP" in line.get("message", "")]
+    assert 1 <= len(broken) < 30
+    assert said[-1]["message"] == "stopping: nothing runs"
+
+
+class Stuck(io.StringIO):
+    """A terminal that somebody stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.free.wait(20)
+        return super().write(text)
+
+
+async def test_a_stuck_terminal_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MOST_QUEUED", 4)
+    out = Stuck()
+    with logs.written("text", "info", out):
+        async with inside(House()) as client:
+            for _ in range(12):
+                assert (await client.post(CHAT, json=chat(max_tokens=1))).status_code == 200
+        assert out.getvalue() == ""
+        out.free.set()
+        while not logging.getLogger().handlers[-1].queue.empty():  # type: ignore[attr-defined]
+            pass
+        logging.getLogger("octavo").info("done")
+    text = out.getvalue()
+    assert "lines of the log were lost" in text
+    assert text.count("POST") <= 6
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    found = logs.facts(Trace("id", "GET", "/x", 1.0, status=404, finished=1.5))
+    assert found == {"id": "id", "method": "GET", "path": "/x", "status": 404, "total_ms": 500.0}
