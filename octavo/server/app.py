@@ -27,6 +27,7 @@ from octavo.server.metrics import Metrics
 from octavo.server.problems import http_problem, problem, word
 from octavo.server.service import Served, Service
 from octavo.server.traces import Trace
+from octavo.server.watchdog import Watchdog
 
 ENDPOINTS = (chat, completions, responses, messages, info, account, live, page)  # have `routes`
 OPEN_PATHS = ("/health", "/ready", "/")
@@ -48,6 +49,7 @@ class App:
         self.service = service = Service(served, driver, config, metrics, admission)
         self.keys = keys
         driver.ended.append(service.ended)
+        self.watchdog = Watchdog(driver, admission.scheduler, config.stall)
         self._pinger: asyncio.Task[None] | None = None
         routes = [route for module in ENDPOINTS for route in module.routes(service)]
         self.router = Router(routes, redirect_slashes=False)
@@ -59,11 +61,13 @@ class App:
 
     def start(self) -> None:
         self.service.driver.start()
+        self.watchdog.start()
         self._pinger = asyncio.create_task(self._ping())
 
     async def stop(self) -> None:
         if self._pinger is not None:
             self._pinger.cancel()
+        self.watchdog.stop()
         await self.service.driver.stop()
         self.service.parsers.shutdown(wait=False, cancel_futures=True)
 

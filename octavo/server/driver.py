@@ -140,6 +140,10 @@ class Driver:
     def busy(self) -> bool:
         return bool(self._routes)
 
+    def stalled(self, limit: float, now: float) -> bool:
+        """Whether there is work, and no step has finished for `limit` seconds."""
+        return self.busy and self.failed is None and now - self.progress > limit
+
     def add(self, ticket: Ticket) -> None:
         """Hand the ticket's requests over; `Admitted` or `Failed` is its first news."""
         self.tickets.add(ticket)
@@ -196,7 +200,8 @@ class Driver:
             events = self._engine.drain(self.clock())
             self._outbox.extend((event.request_id, event) for event in events)
             self._outbox.extend((timing.request_id, timing) for timing in self._timings())
-            self.progress = self.clock()
+            if running or events:
+                self.progress = self.clock()
             # Work that cannot go on yet is no reason to spin.
             self._blocked = not running and not events
 

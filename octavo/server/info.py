@@ -56,7 +56,7 @@ class Info:
     async def ready(self, request: Request) -> Response:
         """Readiness: may traffic be sent here? Not while draining, nor when steps stall."""
         driver = self._service.driver
-        stalled = driver.busy and driver.clock() - driver.progress > self._service.config.stall
+        stalled = driver.stalled(self._service.config.stall, driver.clock())
         for bad, word in (
             (not driver.alive, "failed"),
             (self._service.draining, "draining"),

@@ -1,0 +1,84 @@
+"""A step that does not come back is said once, with what stands still; readiness follows."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from octavo.core.batch import StepResult
+from octavo.server.watchdog import Watchdog
+from tests.server.fakes import FakeExecutor
+from tests.server.house import House, chat, outside
+from tests.server.test_life import CHAT, wait_for
+
+
+class Hanging(FakeExecutor):
+    """Its step comes back only while `free` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = threading.Event()
+
+    def collect(self) -> StepResult:
+        self.free.wait(30)
+        return super().collect()
+
+
+def test_a_stall_is_reported_once_and_readiness_comes_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor = Hanging()
+    caplog.set_level(logging.INFO, "octavo")
+    with outside(House(executor, port=0, stall=0.3)) as house, ThreadPoolExecutor() as pool:
+        assert httpx.get(house.url + "/ready").status_code == 200
+        work = pool.submit(httpx.post, house.url + CHAT, json=chat("secret", max_tokens=3))
+        assert wait_for(lambda: httpx.get(house.url + "/ready").status_code == 503)
+        assert httpx.get(house.url + "/ready").json() == {"status": "stalled"}
+        assert httpx.get(house.url + "/health").status_code == 200
+        assert wait_for(lambda: "no step finished" in caplog.text)
+        (report,) = [r.getMessage() for r in caplog.records if "no step finished" in r.getMessage()]
+        assert "1 running, 0 waiting" in report
+        assert "running: chatcmpl-" in report
+        assert "thread octavo-engine:" in report
+        assert "in collect" in report
+        assert "secret" not in report
+        executor.free.set()
+        assert work.result().status_code == 200
+        assert wait_for(lambda: "steps finish again" in caplog.text)
+        assert httpx.get(house.url + "/ready").status_code == 200
+    said = [r.getMessage() for r in caplog.records if r.name == "octavo.watchdog"]
+    assert len(said) == 2
+
+
+def test_an_idle_house_never_stalls() -> None:
+    now = [0.0]
+    house = House()
+    house.driver.clock = lambda: now[0]
+    house.driver.progress = 0.0
+    dog = Watchdog(house.driver, house.scheduler, 1.0, lambda: now[0])
+    now[0] = 1e6
+    dog.look()
+    assert dog.stalled_since is None
+
+
+def test_a_step_that_has_nothing_to_do_is_no_progress() -> None:
+    """Work that never gets anywhere is a stall too, though the thread goes round."""
+    house = House()
+    before = house.driver.progress
+    house.scheduler.schedule = lambda _: None  # type: ignore[method-assign, assignment]
+    house.scheduler._live[0] = None  # type: ignore[assignment]
+    house.driver._step()
+    assert house.driver.progress == before
+
+
+def test_the_timer_that_needs_no_interpreter_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    wound: list[float] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda s, **_: wound.append(s))
+    with outside(House(port=0, stall=0.2)):
+        assert wait_for(lambda: len(wound) > 2)
+    assert min(wound) > 0.2
