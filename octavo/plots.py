@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,26 @@ def round_ticks(axis: Any) -> None:
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def whiskers(
+    axes: Any, x: Sequence[float], figures: Sequence[Mapping[str, float]], scale: float = 1.0,
+    **style: Any,
+) -> None:  # fmt: skip
+    """A line through medians, with bars from the least to the most of the repeats."""
+    y = [f["median"] * scale for f in figures]
+    below = [(f["median"] - f["least"]) * scale for f in figures]
+    above = [(f["most"] - f["median"]) * scale for f in figures]
+    axes.errorbar(x, y, yerr=(below, above), capsize=3, elinewidth=1.1, **style)
+
+
+def headline(drawing: Any, text: str, beneath: str = "") -> None:
+    """What the figure shows, over all of it; beneath it how it was made."""
+    drawing.suptitle(text + ("\n" if beneath else ""), x=0.01, ha="left", fontweight="bold",
+                     fontsize=13, linespacing=1.5)  # fmt: skip
+    if beneath:
+        drawing.text(0.01, 0.985 - 0.32 / drawing.get_figheight(), beneath, ha="left", va="top",
+                     color=FAINT, fontsize=9)  # fmt: skip
 
 
 def save(drawing: Any, path: str | Path) -> None:

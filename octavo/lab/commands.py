@@ -2,12 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from octavo.config import EngineConfig, options, take
 from octavo.terminal import as_json, loaded, note, numbers, plot_option
+
+if TYPE_CHECKING:
+    from octavo.lab.finding import Finding
+    from octavo.llm import LLM
+
+Watch = Callable[[str], None]
+
+
+def multiples(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
+    """An option's callback: numbers above 0, separated by commas, in rising order."""
+    try:
+        found = tuple(sorted(float(word) for word in value.split(",")))
+    except ValueError:
+        found = ()
+    if not found or not 0 < found[0] <= found[-1] < 1e6:
+        raise click.BadParameter("give numbers above 0, such as 0.5,1,2")
+    return found
+
+
+def repeats(command: Any) -> Any:
+    """The option --repeats."""
+    return click.option(
+        "--repeats", default=3, type=click.IntRange(min=1), show_default=True,
+        help="Runs of each, in turn; medians and the spread are shown.",
+    )(command)  # fmt: skip
+
+
+def _perform(
+    experiment: Callable[[LLM, Watch], Finding],
+    flags: dict[str, Any],
+    plot: str | None,
+    quiet: bool,
+    **changes: Any,
+) -> None:
+    """Load the model of `flags` (with some changes that the experiment needs) and experiment."""
+    from octavo.lab.finding import conduct
+
+    config = dataclasses.replace(take(EngineConfig, flags), **changes)
+    conduct(lambda: experiment(loaded(config, quiet), lambda what: note(what, quiet)), plot, quiet)
 
 
 @click.group(
@@ -15,6 +56,7 @@ from octavo.terminal import as_json, loaded, note, numbers, plot_option
 Examples:
   octavo lab flash --plot flash.png
   octavo lab phases -m qwen2.5-coder-0.5b
+  octavo lab batching --plot batching.png
   octavo lab flash --json | jq '.native[] | {tokens, naive: .naive.seconds, ours: .flash.seconds}'
 """
 )
@@ -78,7 +120,7 @@ def phases(
     """
     from octavo.ceilings import measure_ceilings
     from octavo.lab import phases as room
-    from octavo.lab.finding import Finding, conduct
+    from octavo.lab.finding import conduct
 
     config = take(EngineConfig, flags)
 
@@ -90,3 +132,176 @@ def phases(
         return room.finding(values)
 
     conduct(experiment, plot, as_json)
+
+
+@lab.command(
+    epilog="""\b
+Examples:
+  octavo lab batching --plot batching.png
+  octavo lab batching --rates 1,2,4,8 --requests 40
+"""
+)
+@options(EngineConfig)
+@click.option("--rates", default="0.5,1,2,4", show_default=True, callback=multiples,
+              help="Arrivals, in multiples of what one after another can serve.")  # fmt: skip
+@click.option("--requests", default=24, show_default=True, help="Requests of a run.")
+@click.option("--rows", default=16, show_default=True, help="Requests in a batch at most.")
+@repeats
+@plot_option
+@as_json
+def batching(
+    rates: tuple[float, ...], requests: int, rows: int, repeats: int, plot: str | None,
+    as_json: bool, **flags: Any,
+) -> None:  # fmt: skip
+    """None, static and continuous batching: tokens a second and latency, over arrival rates."""
+    from octavo.ceilings import measure_ceilings
+    from octavo.lab import batching as room
+
+    plan = room.Plan(rates, requests, rows, repeats)
+
+    def experiment(llm: LLM, watch: Watch) -> Finding:
+        ceilings = measure_ceilings(llm.config.threads, llm.config.isa)
+        return room.finding(room.measure(llm.assembly, plan, ceilings, watch))
+
+    _perform(experiment, flags, plot, as_json)
+
+
+@lab.command(
+    epilog="""\b
+Examples:
+  octavo lab paging --plot paging.png
+  octavo lab paging --pool 8192 --context 4096
+"""
+)
+@options(EngineConfig)
+@click.option("--pool", default=4096, show_default=True, help="Tokens of KV memory.")
+@click.option("--context", default=2048, show_default=True,
+              help="Tokens that a contiguous cache reserves for each.")  # fmt: skip
+@click.option("--requests", default=40, show_default=True, help="Requests of the burst.")
+@repeats
+@plot_option
+@as_json
+def paging(
+    pool: int, context: int, requests: int, repeats: int, plot: str | None, as_json: bool,
+    **flags: Any,
+) -> None:  # fmt: skip
+    """How many requests fit into the same KV memory: contiguous reservation against blocks."""
+    from octavo.lab import paging as room
+
+    plan = room.Plan(pool, context, requests, repeats)
+
+    def experiment(llm: LLM, watch: Watch) -> Finding:
+        return room.finding(room.measure(llm.assembly, plan, watch))
+
+    _perform(experiment, flags, plot, as_json)
+
+
+@lab.command(
+    epilog="""\b
+Examples:
+  octavo lab prefix --plot prefix.png
+  octavo lab prefix --system 2048 --requests 32
+"""
+)
+@options(EngineConfig)
+@click.option("--system", default=512, show_default=True, help="Tokens of the system prompt.")
+@click.option("--own", default=32, show_default=True, help="Tokens of each request after it.")
+@click.option("--requests", default=16, show_default=True, help="Requests of the burst.")
+@repeats
+@plot_option
+@as_json
+def prefix(
+    system: int, own: int, requests: int, repeats: int, plot: str | None, as_json: bool,
+    **flags: Any,
+) -> None:  # fmt: skip
+    """A shared system prompt, with the prefix cache and without; hit rate by policy and pool."""
+    from octavo.lab import prefix as room
+
+    plan = room.Plan(system=system, own=own, requests=requests, repeats=repeats)
+
+    def experiment(llm: LLM, watch: Watch) -> Finding:
+        return room.finding(room.measure(llm.assembly, plan, watch))
+
+    _perform(experiment, flags, plot, as_json)
+
+
+@lab.command(
+    epilog="""\b
+Examples:
+  octavo lab chunked --plot chunked.png
+  octavo lab chunked --streams 8 --chunks 32,128,2048
+"""
+)
+@options(EngineConfig, skip=("max_batch_tokens",))
+@numbers("--chunks", "64,128,256,512,2048", "Tokens of a step; the largest holds a whole prompt.")
+@click.option("--streams", default=4, show_default=True, help="Streams that write meanwhile.")
+@click.option("--prompt", default=1536, show_default=True, help="Tokens of each long prompt.")
+@repeats
+@plot_option
+@as_json
+def chunked(
+    chunks: tuple[int, ...], streams: int, prompt: int, repeats: int, plot: str | None,
+    as_json: bool, **flags: Any,
+) -> None:  # fmt: skip
+    """Pauses between tokens (ITL) beside long prompts that go in whole, or in chunks."""
+    from octavo.lab import chunked as room
+
+    plan = room.Plan(tuple(sorted(set(chunks))), streams, prompt=prompt, repeats=repeats)
+
+    def experiment(llm: LLM, watch: Watch) -> Finding:
+        return room.finding(room.measure(llm.assembly, plan, watch))
+
+    _perform(experiment, flags, plot, as_json, max_batch_tokens=max(chunks))
+
+
+@lab.command(
+    epilog="""\b
+Examples:
+  octavo lab scheduling --plot scheduling.png
+  octavo lab scheduling --load 2 --requests 100
+"""
+)
+@options(EngineConfig, skip=("policy",))
+@click.option("--load", default=1.3, show_default=True, type=click.FloatRange(0.0, min_open=True),
+              help="Arrivals, in multiples of what the engine can serve.")  # fmt: skip
+@click.option("--requests", default=50, show_default=True, help="Requests of a run.")
+@repeats
+@plot_option
+@as_json
+def scheduling(
+    load: float, requests: int, repeats: int, plot: str | None, as_json: bool, **flags: Any
+) -> None:
+    """Fcfs, priority, sjf, fair, slo: deadlines met and fairness, on the same requests."""
+    from octavo.lab import scheduling as room
+
+    plan = room.Plan(load=load, requests=requests, repeats=repeats)
+
+    def experiment(llm: LLM, watch: Watch) -> Finding:
+        return room.finding(room.measure(llm.assembly, plan, watch))
+
+    _perform(experiment, flags, plot, as_json)
+
+
+@lab.command(
+    epilog="""\b
+Examples:
+  octavo lab kv --plot kv.png
+  octavo lab kv -m qwen2.5-coder-0.5b --prompt 500 --kv-dtype int8
+"""
+)
+@options(EngineConfig)
+@click.option("--prompt", default=120, show_default=True, help="Tokens of the prompt.")
+@click.option("--output", default=60, show_default=True, help="Tokens to write.")
+@click.option("--chunk", default=64, show_default=True, help="Tokens of a step at most.")
+@plot_option
+@as_json
+def kv(prompt: int, output: int, chunk: int, plot: str | None, as_json: bool, **flags: Any) -> None:
+    """One request's cache, step by step: populated, grown, read, and found again."""
+    from octavo.lab import kv as room
+
+    plan = room.Plan(prompt, output, chunk)
+
+    def experiment(llm: LLM, watch: Watch) -> Finding:
+        return room.finding(room.measure(llm.assembly, plan, watch))
+
+    _perform(experiment, flags, plot, as_json)
