@@ -13,16 +13,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from octavo.core.request import Request, SamplingParams
+    from octavo.core.request import Request, SamplingParams, StructuredOutputs
     from octavo.llm import LLM, Completion
 
-__all__ = ["LLM", "Completion", "Request", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Completion", "Request", "SamplingParams", "StructuredOutputs", "__version__"]
 
 _HOMES = {
     "LLM": "octavo.llm",
     "Completion": "octavo.llm",
     "Request": "octavo.core.request",
     "SamplingParams": "octavo.core.request",
+    "StructuredOutputs": "octavo.core.request",
 }
 
 

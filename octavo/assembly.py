@@ -26,6 +26,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.steptime import UNKNOWN, Coefficients, StepModel
 from octavo.door import Door
 from octavo.errors import InvalidRequest
+from octavo.grammar.compiled import Grammars
 from octavo.ops.cost import Hardware, step_terms
 from octavo.ops.program import Program
 from octavo.ops.table import KV_DTYPES
@@ -184,6 +185,7 @@ def put_together(
             vocab_size,
             f"{fingerprint} {config.kv_dtype}",
             speculates=config.speculation == "auto",
+            grammars=Grammars(parts.tokenizer, vocab_size),
         ),
         engine=Engine(executor, scheduler),
         executor=executor,

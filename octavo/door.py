@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import secrets
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import index
 
 from octavo.core.executor import Capacity
-from octavo.core.request import NO_SLO, Request, SamplingParams, Slo, Tier
+from octavo.core.request import NO_SLO, Request, SamplingParams, Slo, Tier, Watcher
 from octavo.errors import ContextOverflow, InvalidRequest, Unsupported
+from octavo.grammar.compiled import Grammars, GrammarWatcher
 from octavo.runtime.sampling import validate
 from octavo.text import OutputText, StopWatcher, Tokenizer
 
@@ -34,13 +35,14 @@ class Caller:
 class Door:
     """What a request is checked against. fingerprint: of the weights and of how the cache holds
     keys and values; it seeds the prefix cache. speculates: whether the engine guesses tokens, so
-    that a request may ask for it."""
+    that a request may ask for it. grammars: of this tokenizer, for structured output."""
 
     tokenizer: Tokenizer
     capacity: Capacity
     vocab_size: int
     fingerprint: str
     speculates: bool = False
+    grammars: Grammars | None = None
 
     def request(
         self,
@@ -62,14 +64,6 @@ class Door:
         self._check_ids(ids)
         self._check_speculation(params)
         validate(params, self.vocab_size, eos)
-        watcher = None
-        if params.stop:
-            tokenizer, stops, least = self.tokenizer, params.stop, params.min_tokens
-
-            def watcher() -> StopWatcher:
-                stream = tokenizer.stream(skip_special, continuation=True)
-                return StopWatcher(OutputText(stream, stops, least))
-
         return Request(
             id=id,
             prompt=ids,
@@ -80,7 +74,7 @@ class Door:
             priority=caller.priority,
             tenant=caller.tenant,
             namespace=self.namespace(caller.salt),
-            watcher=watcher,
+            watcher=self._watcher(params, skip_special),
             prediction=self._predicted(params),
             slo=caller.slo,
             tier=caller.tier,
@@ -89,6 +83,24 @@ class Door:
     def namespace(self, salt: bytes) -> bytes:
         """What block hashes are seeded with: the weights, and whose requests these are."""
         return hashlib.sha256(self.fingerprint.encode() + b"\0" + salt).digest()
+
+    def _watcher(self, params: SamplingParams, skip_special: bool) -> Callable[[], Watcher] | None:
+        """A maker of what looks over each choice: stop strings, a grammar, both, or nothing."""
+        tokenizer, stops, least = self.tokenizer, params.stop, params.min_tokens
+
+        def stop() -> StopWatcher:
+            stream = tokenizer.stream(skip_special, continuation=True)
+            return StopWatcher(OutputText(stream, stops, least))
+
+        if params.structured_outputs is None:
+            return stop if stops else None
+        if self.grammars is None:
+            raise Unsupported("structured output is not set up here", "structured_outputs")
+        if least:
+            what = "min_tokens cannot be kept: a grammar decides where the text ends"
+            raise Unsupported(what, "min_tokens")
+        matcher = self.grammars.compile(params.structured_outputs)
+        return lambda: GrammarWatcher(matcher(), stop() if stops else None)
 
     def _check_lengths(self, prompt: array[int], params: SamplingParams) -> None:
         if not prompt:

@@ -39,8 +39,11 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "octavo.text",
         "octavo.models",
         "octavo.config",
+        "octavo.grammar",
         "octavo.runtime.sampling",  # the one validator; it needs no kernels
     ),
+    "octavo.grammar": ("octavo.core.request", "octavo.text"),
+    "octavo.grammar.worker": (),  # it is run as a script, in a process of its own
     "octavo.text": ("octavo.core.request", "octavo.models"),
 }
 # On top: they may import anything but the command line.

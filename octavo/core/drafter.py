@@ -270,7 +270,7 @@ class PromptLookup:
         found = []
         for i, row in enumerate(rows):
             seq, last = live[row.seq_id], row.outputs[-1]
-            if not seq.may_draft or last.sample is None or last.mask is not None:
+            if not seq.may_draft or last.sample is None:
                 continue
             notes = self._notes(seq)
             if notes.rest:

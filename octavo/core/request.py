@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import reprlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NewType, Protocol
 
 from octavo.core.history import Record
 from octavo.errors import InvalidRequest
@@ -41,6 +41,42 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """What the text must be: exactly one of these. Raises `InvalidRequest`.
+
+    json: a JSON schema, as an object or its text. json_object: any JSON object. regex: matches the
+    whole text. choice: one of some texts. grammar: Lark or GBNF. strict: False ignores keywords of
+    a schema that cannot be enforced; True refuses them. param: the field of a request's body that
+    it comes from, to be named in errors.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    strict: bool = True
+    param: str = "structured_outputs"
+
+    def __post_init__(self) -> None:
+        def need(ok: bool, what: str) -> None:
+            if not ok:
+                raise InvalidRequest(f"{self.param} {what}", self.param)
+
+        need(isinstance(self.json, str | Mapping | None), "json must be a JSON schema")
+        need(isinstance(self.regex, str | None), "regex must be a text")
+        need(isinstance(self.grammar, str | None), "grammar must be a text")
+        need(isinstance(self.json_object, bool), "json_object must be a boolean")
+        need(isinstance(self.strict, bool), "strict must be a boolean")
+        if self.choice is not None:
+            ok = isinstance(self.choice, tuple) and all(isinstance(c, str) for c in self.choice)
+            need(ok and bool(self.choice), "choice must be texts, one at least")
+        given = (self.json, self.regex, self.choice, self.grammar, self.json_object or None)
+        count = sum(value is not None for value in given)
+        need(count == 1, "takes one of json, json_object, regex, choice, grammar")
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when to stop. Raises `InvalidRequest` naming the field.
 
@@ -52,7 +88,7 @@ class SamplingParams:
     (OpenAI's definition, over output only).
     speculation: whether the engine may guess tokens and check them; None leaves it to the engine.
     prediction: text that the output is expected to resemble, to guess from. No token depends on
-    either.
+    either. structured_outputs: what the text must be.
     """
 
     max_tokens: int | None = None
@@ -77,6 +113,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     speculation: bool | None = None
     prediction: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         def need(ok: bool, param: str, what: str) -> None:
@@ -126,6 +163,8 @@ class SamplingParams:
         need(isinstance(self.ignore_eos, bool), "ignore_eos", "a boolean")
         need(isinstance(self.speculation, bool | None), "speculation", "a boolean or None")
         need(isinstance(self.prediction, str | None), "prediction", "a text or None")
+        ok = isinstance(self.structured_outputs, StructuredOutputs | None)
+        need(ok, "structured_outputs", "StructuredOutputs or None")
 
 
 def shown(value: object) -> str:
@@ -151,8 +190,8 @@ def _is_bias(pair: object) -> bool:
 class Watcher(Protocol):
     """Looks over the tokens of one sequence: stop strings, grammars. Deterministic.
 
-    Built outside the core, called inside commit (`advance`) and schedule (`mask`). An exception in
-    either fails that sequence alone.
+    Built outside the core, called inside commit (`advance`) and schedule (`mask`, `ahead`). An
+    exception in any of them fails that sequence alone.
     """
 
     def advance(self, tokens: Seq[int]) -> tuple[int, FinishReason | None]:
@@ -164,6 +203,11 @@ class Watcher(Protocol):
 
         Asked for the next position only; asking changes nothing.
         """
+        ...
+
+    def ahead(self, draft: Seq[int]) -> Seq[bytes | None]:
+        """What `mask` would say after each of some guesses, had they been taken; shorter than
+        `draft` where a guess is not allowed or would be the last token. Asking changes nothing."""
         ...
 
 

@@ -504,18 +504,22 @@ class Scheduler:
         """
         seq, wants = self._live[row.seq_id], row.outputs
         spec = wants[-1].sample if wants else None
-        if spec is None or wants[-1].mask is not None or not seq.may_draft:
+        if spec is None or not seq.may_draft:
             return row
         if row.start != seq.num_computed or seq.draft:
             return row
         end = seq.num_scheduled
         slots = (len(seq.block_table) + self.blocks.num_available) * self.blocks.block_size - end
         draft = draft[: min(seq.max_len - end - 1, slots)]
+        masks = _masks_ahead(seq, draft)
+        draft = draft[: len(masks)]
+        if not draft:
+            return row
         self._grow(seq, end + len(draft))
-        seq.draft = draft
+        seq.draft, at = draft, len(row.tokens) - 1
         more = [
-            Want(len(row.tokens) - 1 + i, _after(spec, draft[:i], end + i >= seq.stop_from))
-            for i in range(1, len(draft) + 1)
+            Want(at + i, _after(spec, draft[:i], end + i >= seq.stop_from), mask=mask)
+            for i, mask in enumerate(masks, 1)
         ]
         return Row(seq.id, row.start, row.tokens + draft, seq.block_table, (*wants, *more))
 
@@ -630,8 +634,8 @@ class Scheduler:
     def _verify(self, seq: Sequence, res: RowResult, events: list[Event], now: float) -> None:
         """Take the choices of a row with a draft while what they rest on turns out right.
 
-        The choice after a guess was made as if the guess were the token before, and as if nothing
-        were masked. KV beyond the last right guess is not counted: it will be written again.
+        The choice after a guess was made as if the guess were the token before, under the mask
+        that is due then. KV beyond the last right guess is not counted: it is written again.
         """
         draft, seq.draft = seq.draft, NO_DRAFT
         seq.num_drafted += len(draft)
@@ -639,7 +643,7 @@ class Scheduler:
         for i, token in enumerate(res.tokens):
             seq.num_accepted = accepted + i
             events.append(self._take(seq, RowResult((token,), res.logprobs[i : i + 1]), now))
-            if i == len(draft) or token != draft[i] or seq.state is State.ENDED or _masked(seq):
+            if i == len(draft) or token != draft[i] or seq.state is State.ENDED:
                 break
             old = seq.num_computed
             seq.num_computed = seq.num_scheduled = old + 1
@@ -876,18 +880,24 @@ def _sample(seq: Sequence) -> SampleSpec:
 def _mask(seq: Sequence) -> bytes | None:
     if seq.watcher is None:
         return None
-    mask = seq.watcher.mask(seq.num_output)
+    return _checked(seq.watcher.mask(seq.num_output))
+
+
+def _checked(mask: bytes | None) -> bytes | None:
     if mask is not None and not isinstance(mask, bytes):
         raise TypeError(f"mask returned {type(mask).__name__}, not bytes or None")
     return mask
 
 
-def _masked(seq: Sequence) -> bool:
-    """Whether the next choice is masked, or asking fails (then scheduling will fail it)."""
+def _masks_ahead(seq: Sequence, draft: array[int]) -> list[bytes | None]:
+    """Masks after those of the guesses that may stand; none if asking fails (if the place is ever
+    reached, asking for its mask fails again, and then the sequence)."""
+    if seq.watcher is None:
+        return [None] * len(draft)
     try:
-        return _mask(seq) is not None
+        return [*map(_checked, seq.watcher.ahead(draft))][: len(draft)]
     except Exception:
-        return True
+        return []
 
 
 def _after(spec: SampleSpec, guesses: array[int], may_stop: bool) -> SampleSpec:

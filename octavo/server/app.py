@@ -62,6 +62,9 @@ class App:
     def start(self) -> None:
         self.service.driver.start()
         self.watchdog.start()
+        grammars = self.service.served.door.grammars
+        if grammars is not None:  # what they share, before a stream could be held up by it
+            self.service.compilers.submit(grammars.warm)
         self._pinger = asyncio.create_task(self._ping())
 
     async def stop(self) -> None:
@@ -70,6 +73,9 @@ class App:
         self.watchdog.stop()
         await self.service.driver.stop()
         self.service.parsers.shutdown(wait=False, cancel_futures=True)
+        self.service.compilers.shutdown(wait=False, cancel_futures=True)
+        if self.service.served.door.grammars is not None:
+            self.service.served.door.grammars.close()
 
     def write_step_log(self) -> None:
         """The latest steps' shapes and times, if a file for them was given."""

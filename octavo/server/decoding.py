@@ -26,7 +26,6 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 # The values of refused fields that ask for nothing but what happens anyway.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
     "store": (False,),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "tools": ([],),
     "functions": ([],),

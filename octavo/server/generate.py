@@ -20,6 +20,7 @@ from octavo.server.reply import Asked, Head
 from octavo.server.service import Service
 
 INLINE_BODY = 4 * 1024  # longer bodies are parsed and tokenised in a thread
+GRAMMAR = (b'"response_format"', b'"structured_outputs"', b'"tools"')  # may need a compiler
 BODY_SECONDS = 60.0
 
 
@@ -72,9 +73,12 @@ class Generate:
             service.admission.leave(ticket)
 
     async def _job(self, data: bytes, visit: Visit) -> Job:
-        if len(data) <= INLINE_BODY:
+        compiles = any(word in data for word in GRAMMAR)
+        # A name may be escaped too: such a body must not hold up the event loop either.
+        if len(data) <= INLINE_BODY and not compiles and b"\\u" not in data:
             return self._parse(self._service, data, visit)
-        loop, pool = asyncio.get_running_loop(), self._service.parsers
+        loop, service = asyncio.get_running_loop(), self._service
+        pool = service.compilers if compiles else service.parsers
         return await loop.run_in_executor(pool, self._parse, self._service, data, visit)
 
 

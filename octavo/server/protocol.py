@@ -12,6 +12,7 @@ from octavo.core.request import MAX_TOP_LOGPROBS, SamplingParams
 from octavo.errors import InvalidRequest, Unsupported
 from octavo.server.deadlines import SloBody
 from octavo.server.decoding import Ignored, Refused, decode, refuse
+from octavo.server.structured import ResponseFormat, Structured, wanted
 
 MAX_STOPS = 4
 COMPLETION_TOKENS = 16  # the OpenAI default of /v1/completions
@@ -45,6 +46,7 @@ class Extras(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     speculation: bool | None = None
     slo: SloBody | None = None
     service_tier: str | None = None
+    structured_outputs: Structured | None = None
 
 
 class Sampling(Extras, kw_only=True):
@@ -59,6 +61,7 @@ class Sampling(Extras, kw_only=True):
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
     user: str | None = None
+    response_format: ResponseFormat | None = None
     # Of use to the caller's records alone; the prefix cache needs no key to find what is alike.
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
@@ -66,7 +69,6 @@ class Sampling(Extras, kw_only=True):
     # Known, and refused.
     prompt_cache_retention: Refused = None
     store: Refused = None
-    response_format: Refused = None
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):
@@ -202,6 +204,7 @@ def sampling(body: ChatBody | CompletionBody, limits: Limits) -> SamplingParams:
         "banned_token_ids": _tuple(body.banned_token_ids),
         "stop": _stops(body.stop),
         "logit_bias": _bias(body.logit_bias),
+        "structured_outputs": wanted(body.response_format, body.structured_outputs),
     }
     kept = {name: value for name, value in given.items() if value is not None}
     return SamplingParams(max_tokens=_max_tokens(body), **_logprobs(body), **kept)

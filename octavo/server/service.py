@@ -100,6 +100,8 @@ class Service:
         journal = scheduler.stats.journal
         self.traces = Traces(config.traces, scheduler, journal, driver.clock)
         self.parsers = ThreadPoolExecutor(2, thread_name_prefix="octavo-parse")
+        # Of their own: grammars that take long to compile keep no other request waiting.
+        self.compilers = ThreadPoolExecutor(2, thread_name_prefix="octavo-compile")
 
     def ended(self, timing: Timing) -> None:
         """A sequence has ended."""

@@ -295,6 +295,9 @@ class _Scripted:
     def mask(self, position: int) -> bytes | None:
         return None
 
+    def ahead(self, draft: Sequence[int]) -> list[bytes | None]:
+        return [None] * len(draft)
+
 
 def replay(recording: Recording, policy: Callable[[], Policy]) -> Parity:
     """Make the recorded calls again and compare each step's plan with the recorded one."""

@@ -324,7 +324,7 @@ def test_each_token_is_an_event_of_its_own_and_blocks_are_cached_as_without() ->
     assert len(guessed.batches) < len(plain.batches) / 2
 
 
-def test_a_mask_that_begins_ends_the_draft_and_is_obeyed() -> None:
+def test_guesses_are_masked_as_their_places_are_and_cut_where_they_are_forbidden() -> None:
     def run(drafter: PlantedDrafter | None) -> Machine:
         machine = Machine(drafter=drafter)
         machine.add(ask("r", 9, 30, watcher=lambda: PlantedWatcher("mask", 0)))
@@ -333,9 +333,18 @@ def test_a_mask_that_begins_ends_the_draft_and_is_obeyed() -> None:
 
     plain, guessed = run(None), run(PlantedDrafter(random.Random(1), 1.0, 0.0))
     assert undrafted(guessed.events) == plain.events
+    watcher, masked = PlantedWatcher("mask", 0), 0
     for batch in guessed.batches:
         for row in batch.rows:
-            assert len(row.outputs) == 1 or all(want.mask is None for want in row.outputs)
+            for want in row.outputs:
+                place = row.start + want.position + 1 - 9
+                assert want.mask == watcher.mask(place)
+                following = row.tokens[want.position + 1 :][:1]
+                if want.mask is not None and following:
+                    masked += 1
+                    assert want.mask[following[0] // 8] >> (following[0] % 8) & 1
+    assert masked > 3
+    assert len(guessed.batches) < len(plain.batches) / 2
 
 
 def test_drafts_are_counted() -> None:

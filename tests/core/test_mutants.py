@@ -281,7 +281,17 @@ SETTLE, WANTS = ((Scheduler, name) for name in ("_settle", "_wants"))
 TRIM = "self.blocks.trim(seq, seq.num_scheduled)"
 EDITS = {
     "guesses taken unchecked": (VERIFY, " or token != draft[i]", ""),
-    "guesses go on behind a mask": (VERIFY, " or _masked(seq)", ""),
+    "guesses are not masked": (LENGTHEN, ", mask=mask", ""),
+    "the mask is one place late": (
+        LENGTHEN,
+        "enumerate(masks, 1)",
+        "enumerate([None, *masks[:-1]], 1)",
+    ),
+    "forbidden guesses are kept": (
+        LENGTHEN,
+        "draft = draft[: len(masks)]",
+        "masks += [None] * (len(draft) - len(masks))",
+    ),
     "tokens behind a stop id": (VERIFY, " or seq.state is State.ENDED", ""),
     "first logprob for all": (VERIFY, "res.logprobs[i : i + 1]", "res.logprobs[:1]"),
     "failed guesses count as computed": (VERIFY, "= old + 1", "= old + len(draft)"),

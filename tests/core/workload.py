@@ -60,6 +60,15 @@ class PlantedWatcher:
             return None
         return ((0b1011 << (position % 16)) & FULL).to_bytes(VOCAB // 8, "little")
 
+    def ahead(self, draft: array[int]) -> list[bytes | None]:
+        masks: list[bytes | None] = []
+        for position, token in enumerate(draft, self.seen):
+            mask = self.mask(position)
+            if mask is not None and not mask[token // 8] >> (token % 8) & 1:
+                break
+            masks.append(self.mask(position + 1))
+        return masks
+
 
 KINDS = ("stop and keep", "stop and drop", "mask", "raise in advance", "raise in mask")
 
@@ -101,8 +110,11 @@ class PlantedDrafter:
         for _ in range(most):
             suppress = tuple(request.stop_ids) if len(tokens) < seq.stop_from else ()
             spec = SampleSpec(request.params, request.seed, seq.choice, suppress=suppress)
+            mask = None
+            if isinstance(seq.watcher, PlantedWatcher) and seq.watcher.kind == "mask":
+                mask = seq.watcher.mask(len(tokens) - seq.num_prompt)
             prefix = prefix_hash(request.namespace, tokens)
-            token = choose(prefix, spec, len(tokens), None)
+            token = choose(prefix, spec, len(tokens), mask)
             wrong = self.rng.random() < self.wrong
             tokens.append(self.rng.randrange(VOCAB) if wrong else token)
         return array("i", tokens[len(seq.tokens) :])

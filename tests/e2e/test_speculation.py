@@ -3,19 +3,29 @@ ends, bit for bit; greedy and sampled, with penalties, stop strings, stop ids an
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Mapping
 from dataclasses import replace
 
+import jsonschema
 import pytest
 
 from octavo.core.batch import Row
 from octavo.core.drafter import Drafter, Offer, PromptLookup
 from octavo.core.engine import Engine
 from octavo.core.executor import Capacity
-from octavo.core.request import Event, FinishReason, Request, SamplingParams, Sequence
+from octavo.core.request import (
+    Event,
+    FinishReason,
+    Request,
+    SamplingParams,
+    Sequence,
+    StructuredOutputs,
+)
 from octavo.core.scheduler import Scheduler
 from octavo.door import Door
+from octavo.grammar.compiled import Grammars
 from octavo.models.tokenizer import load_tokenizer
 from octavo.models.weights import open_checkpoint
 from octavo.runtime.cpu import CpuExecutor, CpuOptions
@@ -28,6 +38,21 @@ CODE = """def area(width, height):
 def volume(width, height, depth):
     return width * height * depth
 """
+SCHEMA = {
+    "type": "array",
+    "minItems": 3,
+    "maxItems": 3,
+    "items": {
+        "type": "object",
+        "properties": {"ship": {"type": "string", "maxLength": 12}, "masts": {"enum": [1, 2, 3]}},
+        "required": ["ship", "masts"],
+        "additionalProperties": False,
+    },
+}
+SHIPS = StructuredOutputs(json=SCHEMA)
+FACTS = (
+    'Ships as JSON: [{"ship": "Mary", "masts": 2}, {"ship": "Anne", "masts": 3}]\nThe same again: '
+)
 KINDS: list[tuple[str, dict[str, object]]] = [
     (TEXT * 3, {"temperature": 0, "logprobs": 2}),
     (CODE * 2, {"temperature": 0, "logprobs": 0}),
@@ -40,6 +65,10 @@ KINDS: list[tuple[str, dict[str, object]]] = [
     (CODE * 2, {"temperature": 0, "stop": ("* depth\n",), "min_tokens": 20}),
     (TEXT * 3, {"temperature": 0, "prompt_logprobs": 1, "logit_bias": ((30, 1.0),)}),
     (TEXT * 3, {"temperature": 0, "banned_token_ids": (28, 30), "logprobs": 1}),
+    (FACTS, {"temperature": 0, "logprobs": 1, "structured_outputs": SHIPS, "max_tokens": 120}),
+    (FACTS, {"temperature": 1.0, "n": 2, "structured_outputs": SHIPS, "max_tokens": 120}),
+    (FACTS, {"structured_outputs": StructuredOutputs(json_object=True), "stop": ("}",)}),
+    (CODE * 2, {"structured_outputs": StructuredOutputs(regex=r"(def \w+\(\w+\)\n)+"), "top_k": 9}),
 ]
 
 Answer = dict[tuple[str, int], tuple[object, ...]]
@@ -60,7 +89,8 @@ def executor(smollm2_path):
 @pytest.fixture(scope="module")
 def requests(smollm2_path, executor) -> list[Request]:
     tokenizer = load_tokenizer(open_checkpoint(smollm2_path))
-    door = Door(tokenizer, executor.capacity, tokenizer.vocab_size, "")
+    size = tokenizer.vocab_size
+    door = Door(tokenizer, executor.capacity, size, "", grammars=Grammars(tokenizer, size))
     found = []
     for i, (text, fields) in enumerate(KINDS):
         params = SamplingParams(**{"max_tokens": 36, "seed": 50 + i} | fields)
@@ -111,6 +141,22 @@ def plain(executor, requests) -> Answer:
     return answers
 
 
+def test_what_a_schema_asks_for_is_written_and_guessed_too(
+    executor, requests, plain, smollm2_path
+) -> None:
+    tokenizer = load_tokenizer(open_checkpoint(smollm2_path))
+    asked = [r for r in requests if r.params.structured_outputs is SHIPS]
+    keys = [(r.id, choice) for r in asked for choice in range(r.params.n)]
+    for key in keys:
+        jsonschema.validate(json.loads(tokenizer.decode(plain[key][0])), SCHEMA)
+        assert plain[key][3] is FinishReason.STOP
+    run = Run(executor, Bold())
+    answers = run.answers(asked, 1)
+    assert answers == {key: plain[key] for key in keys}
+    counters = run.scheduler.stats.counters
+    assert counters.accepted_tokens > 0.3 * counters.output_tokens
+
+
 @pytest.mark.parametrize("together", [1, 16])
 def test_guesses_change_nothing(together, executor, requests, plain) -> None:
     run = Run(executor, Bold())
@@ -123,7 +169,8 @@ def test_guesses_change_nothing(together, executor, requests, plain) -> None:
 def test_nor_do_they_when_blocks_are_few_and_sequences_give_way(executor, requests, plain) -> None:
     run = Run(executor, Bold(), num_blocks=14, max_tokens=40)
     some = [request for request in requests if request.params.n == 1]
-    assert run.answers(some, 16) == {key: plain[key] for key in plain if key[0] != "r3"}
+    ids = {request.id for request in some}
+    assert run.answers(some, 16) == {key: plain[key] for key in plain if key[0] in ids}
     assert run.scheduler.stats.counters.preemptions > 0
     assert run.scheduler.stats.counters.accepted_tokens > 30
 

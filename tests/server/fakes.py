@@ -40,6 +40,7 @@ class FakeTokenizer:
     """Bytes are tokens; a few words too. Encoding uses bytes alone. Decoding BOOM raises."""
 
     eos_ids = frozenset({EOS})
+    special_ids = frozenset(SPECIAL)
     vocab_size = VOCAB
     bos_id = BOS
 
@@ -86,14 +87,23 @@ _FOLLOW = {0xC3: 0xA9, 0xF0: 0x9F, 0x9F: 0x99, 0x99: 0x82}
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz  "
 
 
-def choose(state: int, last: int, spec: SampleSpec) -> int:
+def choose(state: int, last: int, spec: SampleSpec, mask: bytes | None = None) -> int:
     """The next token: a function of the prefix, and of seed and choice if not greedy."""
     params = spec.params
-    if last in _FOLLOW:
+    if last in _FOLLOW and mask is None:
         return _FOLLOW[last]
     value = state
     if params.temperature > 0:
         value = _hash(_hash(state, spec.seed & 0x7FFFFFFF), spec.choice)
+    if mask is not None:
+        on = [token for token in range(VOCAB) if mask[token >> 3] >> (token & 7) & 1]
+        on = [token for token in on if token not in params.banned_token_ids]
+        if not on:
+            raise ValueError("no token is allowed")
+        # Mostly to an end where there is one, or random JSON never ends.
+        ends = [token for token in on if token in (EOS, ord('"'), ord("}"), ord("]"))]
+        on = ends if ends and value % 8 else on
+        return on[value // 8 % len(on)]
     allowed = params.allowed_token_ids
     if allowed == (CHOKES,):
         raise ValueError("no token is allowed")
@@ -180,7 +190,7 @@ class FakeExecutor:
                 scores.append(logprob(state, want.target, want.top))
             if want.sample is not None:
                 try:
-                    token = choose(state, row.tokens[want.position], want.sample)
+                    token = choose(state, row.tokens[want.position], want.sample, want.mask)
                 except ValueError as error:
                     return RowResult(error=str(error))
                 tokens.append(token)

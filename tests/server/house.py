@@ -19,6 +19,8 @@ from octavo.core.engine import Engine
 from octavo.core.policy import Policy, fcfs
 from octavo.core.scheduler import Scheduler
 from octavo.door import Door
+from octavo.grammar.compiled import Grammars
+from octavo.grammar.trial import Trial
 from octavo.server.app import App
 from octavo.server.auth import Keys
 from octavo.server.driver import Driver
@@ -26,6 +28,8 @@ from octavo.server.metrics import Metrics
 from octavo.server.serve import Shutdown, bind, serve
 from octavo.server.service import Served
 from tests.server.fakes import VOCAB, FakeExecutor, FakeTokenizer, fake_template
+
+TRIAL = Trial()  # one process for all servers of a test run
 
 
 class House:
@@ -47,7 +51,9 @@ class House:
         self.engine = Engine(self.executor, self.scheduler)
         self.driver = Driver(self.engine, timings=self.scheduler.stats.take_timings)
         speculates = drafter is not None
-        door = Door(self.tokenizer, self.executor.capacity, VOCAB, "fake-weights", speculates)
+        self.grammars = Grammars(self.tokenizer, VOCAB, TRIAL)
+        capacity, weights = self.executor.capacity, "fake-weights"
+        door = Door(self.tokenizer, capacity, VOCAB, weights, speculates, self.grammars)
         served = Served(
             "fake", self.tokenizer, template, door, "fp_fake", "0.0", 1, timed=policy.timed
         )

@@ -97,7 +97,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"stream": "yes"}, "stream"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"functions": [{}]}, "functions"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
@@ -457,6 +457,9 @@ class BadWatcher:
 
     def mask(self, position: int) -> bytes | None:
         return None
+
+    def ahead(self, draft: Any) -> list[None]:
+        return [None] * len(draft)
 
 
 def neighbours_are_unmoved(bad: dict[str, Any], path: str, status: int) -> None:

@@ -39,6 +39,9 @@ class Stops:
     def mask(self, position: int) -> None:
         return None
 
+    def ahead(self, draft: array[int]) -> list[None]:
+        return [None] * len(draft)
+
 
 def request(draw: random.Random, number: int, now: float) -> Request:
     prompt = array("i", [7] * 32 * draw.randrange(3))  # shared beginnings

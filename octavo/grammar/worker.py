@@ -1,0 +1,127 @@
+"""The process in which a stranger's grammar is tried first: it may be killed, and nothing else is.
+
+One JSON object a line: `{"kind", "text", "strict"}` comes in, `{"grammar"}` (llguidance's own form)
+or `{"error"}` goes out; `{"ready": true}` is the first line. It is run as a script and imports
+nothing of ours. It ends with its input, after some idle time, or when it has grown large.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from typing import Any
+
+IDLE_SECONDS = 60
+ADDRESS_SPACE = 1 << 30
+LARGE = 192 << 20  # bytes resident: a new process is cheaper than keeping them
+
+# Bounds of llguidance (LLParserLimits). A mask is computed between two steps, so what one may cost
+# is kept to some milliseconds; states of the lexer hold one to two kB each, for every sequence.
+LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 10_000,
+    "max_grammar_size": 200_000,
+    "precompute_large_lexemes": False,
+    "verbose_errors": False,
+}
+
+# One line of JSON, with or without a space after "," and ":": models write both, and there is no
+# run of white space to get lost in.
+JSON_FORM: dict[str, Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
+
+
+def grammar_of(kind: str, text: str, strict: bool) -> str:
+    """llguidance's form of what was asked. Raises ValueError where that shows already here."""
+    from llguidance import LLMatcher
+
+    if kind == "json":
+        overrides: Any = JSON_FORM | {"lenient": not strict}
+        return LLMatcher.grammar_from_json_schema(text, overrides=overrides)
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(_anchored(text))
+    if kind == "choice":
+        words = json.loads(text)
+        # A terminal: as rules they would be an Earley item each.
+        lark = "start: CHOICE\nCHOICE: " + " | ".join(map(_quoted, words))
+        return LLMatcher.grammar_from_lark(lark)
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    return LLMatcher.grammar_from_lark(any_to_lark(text))
+
+
+def _quoted(word: str) -> str:
+    return json.dumps(word, ensure_ascii=False)
+
+
+def _anchored(regex: str) -> str:
+    """A pattern always matches the whole output: anchors around it say nothing more."""
+    regex = regex.removeprefix("^")
+    backslashes = len(regex[:-1]) - len(regex[:-1].rstrip("\\"))
+    return regex[:-1] if regex.endswith("$") and backslashes % 2 == 0 else regex
+
+
+def tried(kind: str, text: str, strict: bool, tokenizer: Any) -> str:
+    """The grammar, compiled and asked for a first mask. Raises ValueError if that fails."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    grammar = grammar_of(kind, text, strict)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+    if matcher.is_stopped() and not matcher.is_accepting():
+        raise ValueError("it allows no text at all")
+    return grammar
+
+
+class _Bytes:
+    """A tokenizer of single bytes: what a grammar costs to compile does not depend on tokens."""
+
+    is_tokenizer_wrapper = True
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256,)
+    tokens = (*(bytes((i,)) for i in range(256)), b"\xff</s>")
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+def main() -> None:
+    from llguidance import LLTokenizer
+
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for our parent
+    tokenizer: Any = LLTokenizer(_Bytes())  # type: ignore[arg-type]
+    _say({"ready": True})
+    signal.alarm(IDLE_SECONDS)
+    for line in sys.stdin.buffer:
+        signal.alarm(0)
+        asked = json.loads(line)
+        try:
+            grammar = tried(asked["kind"], asked["text"], asked["strict"], tokenizer)
+            _say({"grammar": grammar})
+        except Exception as error:  # whatever a stranger's text makes a parser raise
+            _say({"error": str(error) or type(error).__name__})
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > LARGE:
+            return
+        signal.alarm(IDLE_SECONDS)
+
+
+def _say(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Structured output over HTTP: valid under the schema, streamed or not, and refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.server.fakes import FakeExecutor
+from tests.server.house import House, chat, completion, events, inside
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "sunny": {"type": "boolean"}},
+    "required": ["city", "sunny"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
+
+
+def post(*bodies: dict[str, Any], path: str = "/v1/chat/completions", **house: Any) -> list[Any]:
+    async def run() -> list[Any]:
+        built = House(**house)
+        async with inside(built) as client:
+            answers = await asyncio.gather(*(client.post(path, json=body) for body in bodies))
+        assert built.idle()
+        return answers
+
+    return asyncio.run(run())
+
+
+def content(answer: Any, index: int = 0) -> str:
+    assert answer.status_code == 200, answer.text
+    choice = answer.json()["choices"][index]
+    assert choice["finish_reason"] == "stop"
+    return str(choice["message"]["content"])
+
+
+def test_a_schema_holds_for_every_choice() -> None:
+    body = chat(response_format=FORMAT, n=4, temperature=1, seed=3, max_tokens=300)
+    (answer,) = post(body)
+    texts = [content(answer, index) for index in range(4)]
+    for text in texts:
+        jsonschema.validate(json.loads(text), SCHEMA)
+    assert len(set(texts)) > 1
+
+
+def test_a_stream_joins_to_the_whole_answer() -> None:
+    body = chat(response_format=FORMAT, max_tokens=300)
+    whole, stream = post(body, body | {"stream": True})
+    pieces = [event["choices"][0] for event in events(stream.text)[:-1]]
+    assert "".join(p["delta"].get("content", "") for p in pieces) == content(whole)
+    assert pieces[-1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("asked", "check"),
+    [
+        ({"choice": ["left", "right"]}, lambda text: text in ("left", "right")),
+        ({"regex": "[ab]{3}"}, lambda text: len(text) == 3 and set(text) <= {"a", "b"}),
+        ({"json": SCHEMA}, lambda text: jsonschema.validate(json.loads(text), SCHEMA) is None),
+        ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
+        ({"grammar": 'start: "x" "y"'}, lambda text: text == "xy"),
+    ],
+    ids=["choice", "regex", "json", "json_object", "grammar"],
+)
+def test_what_vllm_calls_structured_outputs(asked: dict[str, Any], check: Any) -> None:
+    fields: dict[str, Any] = {"structured_outputs": asked, "max_tokens": 600}
+    (answer,) = post(chat(**fields))
+    assert check(content(answer))
+    (answer,) = post(completion(**fields), path="/v1/completions")
+    assert check(answer.json()["choices"][0]["text"])
+
+
+def test_text_asks_for_nothing_and_a_cap_is_a_length() -> None:
+    plain, asked = post(chat(), chat(response_format={"type": "text"}))
+    assert plain.json()["choices"] == asked.json()["choices"]
+    (cut,) = post(chat(response_format={"type": "json_object"}, max_tokens=1))
+    assert cut.json()["choices"][0]["finish_reason"] == "length"
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}},
+     "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}},
+     "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {
+        "type": "integer", "multipleOf": 999983}}}}, "response_format"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+     "structured_outputs"),
+    ({"response_format": {"type": "json_object"}, "min_tokens": 3}, "min_tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD, ids=lambda value: str(value)[:70])
+def test_what_cannot_be_kept_is_a_400_that_names_the_field(
+    fields: dict[str, Any], param: str
+) -> None:
+    for stream in (False, True):
+        (answer,) = post(chat(**fields, stream=stream))
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == param
+
+
+def test_neighbours_get_what_they_get_without_it() -> None:
+    """Beside answers under grammars, beside one that its own fields make impossible, and beside
+    schemas that do not compile in time, the others' texts are the same."""
+    others = [chat(f"neighbour {i}", temperature=1, seed=i) for i in range(6)]
+    alone = [answer.json()["choices"] for answer in post(*others)]
+    impossible = chat(structured_outputs={"choice": ["a"]}, banned_token_ids=[97])
+    slow = {"type": "integer", "multipleOf": 999983}
+    slow = {"type": "json_schema", "json_schema": {"schema": slow}}
+    bad = [chat(response_format=FORMAT), impossible, chat(response_format=slow)]
+    answers = post(*bad, *others, executor=FakeExecutor(seconds=0.001))
+    assert [answer.json()["choices"] for answer in answers[3:]] == alone
+    assert [answer.status_code for answer in answers[:3]] == [200, 500, 400]
