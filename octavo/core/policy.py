@@ -272,6 +272,11 @@ def the_last(seq: Sequence, now: float, house: House) -> Loss:  # noqa: ARG001
     return -seq.key[0], -seq.key[1]
 
 
+def to_nobody(seq: Sequence, other: Sequence) -> bool:  # noqa: ARG001
+    """What runs, runs."""
+    return False
+
+
 def by_rank(house: House) -> Order:
     """Served as they rank."""
     return Standing(lambda seq: seq.key, house)
@@ -287,6 +292,8 @@ class Policy:
     sequence may join those that run. loss: the one with the least is preempted first.
     holds_twins: a sequence waits while another computes the prefix they share. timed: whether
     predicted times matter, so that the model should know the machine before the first request.
+    moving: how many of those that run, by rank, may go on in a step; the others stand still.
+    yields: whether one that runs is preempted for one that waits and finds no room.
     """
 
     name: str
@@ -297,6 +304,8 @@ class Policy:
     loss: Callable[[Sequence, float, House], Loss] = the_last
     holds_twins: bool = True
     timed: bool = False
+    moving: Callable[[list[Sequence]], int] = len
+    yields: Callable[[Sequence, Sequence], bool] = to_nobody
 
 
 def fcfs() -> Policy:

@@ -220,11 +220,13 @@ class Forecast(NamedTuple):
 
 class Tier(IntEnum):
     """How much a request is protected: whose blocks go last, whose promises go first. The words
-    are those of `service_tier` in the OpenAI API."""
+    are those of `service_tier` in the OpenAI API, but for the last: nobody asks for it, it is what
+    the requests of a batch file are served at (`core.offline`)."""
 
     PRIORITY = 0
     DEFAULT = 1
     FLEX = 2
+    BATCH = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,7 +254,7 @@ class Scheduler:
         share = -(-len(self._running) // self.capacity.depth)
         room = min(plan.tokens, plan.rows, plan.outputs, share)
         context = 0
-        for seq in tuple(self._running):
+        for seq in self._running[: self.policy.moving(self._running)]:
             start = seq.num_scheduled
             n = len(seq.tokens) - start
             if n > 1:
@@ -392,10 +392,12 @@ class Scheduler:
         """Let a waiting sequence join, if there is room for it and time."""
         blocks, running = self.blocks, len(self._running)
         occupancy = Occupancy(running, self._max_running, self._seats, self._opened)
-        if not self.policy.admits(seq, occupancy) or not self._pace.joins(running):
+        if not self.policy.admits(seq, occupancy) or not self._pace.joins(self._moving):
             full = running >= self._max_running
             grouped = not full and not self.policy.admits(seq, occupancy)
             self.stats.journal.stopped(Wait.ROWS if full else Wait.GROUP if grouped else Wait.TIME)
+            if full and self._clear_way(seq, plan):
+                self._admit(seq, most, plan)
             return
         limit = self._most_shared(seq)
         shared = blocks.lookup(seq, limit)
@@ -407,6 +409,8 @@ class Scheduler:
         spare = blocks.num_available - blocks.num_idle(shared) - self._owed
         if not n or need > spare or not self._leaves_growth(spare - need):
             self.stats.journal.stopped(Wait.BLOCKS if n else Wait.TIME)
+            if n and self._clear_way(seq, plan):
+                self._admit(seq, most, plan)
             return
         self._grow(seq, start + n, shared)
         self._owed += blocks.blocks_for(len(seq.tokens)) - len(seq.block_table)
@@ -414,6 +418,14 @@ class Scheduler:
         plan.put(seq, n, outputs)
         seq.record.chunk(plan.now, start, n)
         self._order.served(seq, start, n)
+
+    def _clear_way(self, seq: Sequence, plan: _Plan) -> bool:
+        """Preempt the last by rank for one that waits and finds no room, if the policy would."""
+        last = self._running[-1] if self._running else seq
+        if not self.policy.yields(last, seq) or last.in_flight or last.num_preemptions >= PINNED:
+            return False
+        self._preempt(last, plan)
+        return True
 
     def _leaves_growth(self, blocks: int) -> bool:
         """Whether so many free blocks are enough for what the running sequences will write."""
@@ -791,6 +803,10 @@ class Scheduler:
         return (*self._order, *held)
 
     @property
+    def _moving(self) -> int:
+        return self.policy.moving(self._running)
+
+    @property
     def num_running(self) -> int:
         return len(self._running)
 
@@ -801,7 +817,7 @@ class Scheduler:
 
     def decode_seconds(self, more: int = 0) -> float:
         """Predicted seconds of a step in which all that run, and `more` like them, decode."""
-        rows = max(1, min(len(self._running) + more, self.capacity.max_rows))
+        rows = max(1, min(self._moving + more, self.capacity.max_rows))
         context = rows * self._mean_context
         return self.model.predict(StepFeatures(rows, context, 0.0, rows, rows))
 

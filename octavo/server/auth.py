@@ -42,6 +42,8 @@ def _key(name: str, key: str, options: list[str], where: str) -> Key:
         try:
             if what == "tier":
                 tier = Tier[value.upper()]
+                if tier is Tier.BATCH:
+                    raise KeyError
             elif what == "weight":
                 weight = float(value)
             elif what in ("ttft", "tpot", "e2e"):

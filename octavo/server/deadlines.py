@@ -21,7 +21,8 @@ from octavo.server.auth import Key
 
 FIELDS = ("ttft", "tpot", "e2e")
 HEADERS = tuple(f"x-slo-{name}-ms" for name in FIELDS)
-TIERS = {tier.name.lower(): tier for tier in Tier} | {"auto": Tier.DEFAULT}
+TIERS = {tier.name.lower(): tier for tier in Tier if tier is not Tier.BATCH}
+TIERS |= {"auto": Tier.DEFAULT}
 FALLBACK = "x-slo-fallback"
 
 

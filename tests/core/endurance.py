@@ -18,6 +18,7 @@ from dataclasses import replace
 from octavo.core.engine import Engine
 from octavo.core.executor import Capacity
 from octavo.core.fair import fair
+from octavo.core.offline import behind
 from octavo.core.policy import Policy, fcfs, priority, sjf, static
 from octavo.core.request import EXPIRED, FinishReason, Request, Slo, Tier
 from octavo.core.scheduler import PINNED, Scheduler
@@ -36,6 +37,8 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "slo": slo,
     "fair-slo": lambda: fair(within=slo()),
     "static": static,
+    "behind-fcfs": lambda: behind(fcfs()),
+    "behind-fair-slo": lambda: behind(fair(within=slo())),
 }
 CAPACITY = Capacity(
     num_blocks=64, block_size=4, max_tokens=48, max_rows=12, max_outputs=48, max_context=120
@@ -61,6 +64,8 @@ class Endurance:
             capacity, self.rng, lambda i: self.scheduler._live[i].request, self.faults
         )
         self.engine = Engine(self.executor, self.scheduler)
+        # Only where it is kept apart is there work that nobody waits for.
+        self.tiers = list(Tier) if policy.startswith("behind") else list(Tier)[: Tier.BATCH]
         self.requests: dict[str, Request] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.aborted: set[str] = set()
@@ -87,7 +92,7 @@ class Endurance:
             seed=rng.getrandbits(16),
             tenant=rng.choices("abc", (8, 1, 1))[0],
             priority=rng.choice((0, 0, 3)),
-            tier=rng.choice(list(Tier)),
+            tier=rng.choice(self.tiers),
             slo=wanted,
         )
         try:

@@ -16,6 +16,7 @@ from octavo.core.drafter import Drafter, NoDrafter, Offer, PromptLookup
 from octavo.core.engine import Engine
 from octavo.core.executor import Capacity
 from octavo.core.fair import fair
+from octavo.core.offline import behind
 from octavo.core.policy import Policy, fcfs, priority, sjf, static
 from octavo.core.request import (
     EXPIRED,
@@ -178,6 +179,7 @@ def _policy(rng: random.Random) -> Policy:
             fair({"b": 3.0}),
             slo(),
             fair(within=slo()),
+            behind(rng.choice((fcfs(), sjf(), slo(), fair()))),
         )
     )
 
@@ -325,7 +327,8 @@ class Run:
                     self.outcomes[request.id, choice] = Outcome()
                 engine.add(request)
         self.abort_due(now)
-        first = self.scheduler.running[:1]
+        # Work that nobody waits for may have to make room for what came since.
+        first = [s for s in self.scheduler.running[:1] if s.request.tier is not Tier.BATCH]
         submitted = engine.pump(now)
         assert all(s.state is not State.WAITING for s in first), "the first in order gave way"
         self.scheduler.check()
