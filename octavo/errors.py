@@ -5,6 +5,7 @@ OctavoError
 │   ├── ContextOverflow   prompt + max_tokens exceed what the model or the KV pool can ever hold
 │   ├── UnknownModel      a model name that is not served here
 │   ├── NotFound          a stored thing that is not here
+│   ├── TooTight          deadlines that this machine could not meet if it were idle
 │   └── Unsupported       a field or value that is known and refused
 ├── Overloaded            the door is closed for now: carries seconds to wait
 │   ├── TenantLimit       closed to this tenant: it has its share
@@ -57,6 +58,20 @@ class NotFound(InvalidRequest):
     code = "not_found"
 
 
+class TooTight(InvalidRequest):
+    """Deadlines that could not be met even by an idle server: coming back later does not help.
+    Predictions are in seconds, for this request alone."""
+
+    code = "slo_unattainable"
+
+    def __init__(
+        self, message: str, *, ttft: float | None = None, tpot: float | None = None
+    ) -> None:
+        super().__init__(message, "slo")
+        self.ttft = ttft
+        self.tpot = tpot
+
+
 class Overloaded(OctavoError):
     """The queue is full; try again in `retry_after` seconds."""
 
@@ -71,7 +86,8 @@ class TenantLimit(Overloaded):
 
 class Unattainable(Overloaded):
     """The deadlines asked for cannot be met now. Predictions are in seconds, None where none was
-    made; queue_seconds: prefill that is before it. own: whether the tenant's own share is why."""
+    made; queue_seconds: prefill that is before it, None where nobody looked. own: whether the
+    tenant's own share is why."""
 
     code = "slo_unattainable"
 
@@ -82,7 +98,7 @@ class Unattainable(Overloaded):
         *,
         ttft: float | None = None,
         tpot: float | None = None,
-        queue_seconds: float = 0.0,
+        queue_seconds: float | None = None,
         own: bool = False,
     ) -> None:
         super().__init__(message, retry_after)

@@ -3,7 +3,8 @@
 Two gates. `enter` is before anything was parsed: it counts the request at once, by its bytes, and
 refuses only by caps, or where even a fully cached prompt would be too late. `judge` is after
 tokenising: it predicts the times to the first token and between tokens, and admits, degrades if the
-client allows it, or refuses with the prediction and when to come back.
+client allows it, or refuses with the prediction and when to come back; or for good, if an idle
+server could not do it either.
 
 The prediction is a closed form over what the scheduler keeps anyway: the rest of the running step,
 then the prefill that goes first (by the policy's order), in steps as long as the streams' slack,
@@ -24,7 +25,7 @@ from octavo.core.request import NO_SLO, Forecast, Request, Slo, Tier
 from octavo.core.scheduler import Scheduler
 from octavo.core.slo import MOST, STRICT
 from octavo.core.steptime import StepFeatures, StepModel
-from octavo.errors import Overloaded, TenantLimit, Unattainable
+from octavo.errors import Overloaded, TenantLimit, TooTight, Unattainable
 
 FIRST_RATE = 0.25  # tokens a byte of a body, before any was seen
 FOLLOW = 0.05
@@ -75,8 +76,8 @@ class Admission:
     # ---- the first gate -------------------------------------------------------------------------
 
     def enter(self, tenant: str, num_bytes: int, slo: Slo, now: float) -> Ticket:
-        """Count a request of so many bytes. Raises Overloaded, TenantLimit or Unattainable, and
-        then counts nothing."""
+        """Count a request of so many bytes. Raises Overloaded, TenantLimit, Unattainable or
+        TooTight, and then counts nothing."""
         tokens = num_bytes * self.tokens_per_byte
         limits, own = self.limits, self.by_tenant.get(tenant, 0.0)
         most = limits.queued_tokens
@@ -89,9 +90,11 @@ class Admission:
             text = f"about {own:.0f} tokens of yours are being served (the cap is {most})"
             raise self._capped(TenantLimit(text, self._scheduler.retry_after()))
         if slo.ttft is not None and not slo.degrade and self._scheduler.policy.timed:
-            soonest = self._ttft(1, 0, now + slo.ttft, tenant, now)
+            soonest = self._ttft(1, self._work(1, 0), now + slo.ttft, tenant, now)
             if self._scheduler.model.gamma * soonest > slo.ttft:
                 why = "even a cached prompt would come too late"
+                if self._alone(1, 0) > slo.ttft:
+                    raise self._never(slo, why, Forecast(self._alone(1, 0), 0.0))
                 raise self._refusal(slo, tenant, Forecast(soonest, 0.0), why)
         self.by_tenant[tenant] = own + tokens
         self.queued_tokens += tokens
@@ -126,25 +129,29 @@ class Admission:
 
     def judge(self, request: Request, now: float) -> Request:
         """The request as it is admitted: with a forecast, perhaps degraded (then it has no SLO and
-        the flex tier). Raises Unattainable. Hand it to the scheduler next: it is counted already.
+        the flex tier). Raises Unattainable, or TooTight if it could not be kept in an empty house
+        either. Hand it to the scheduler next: it is counted already.
         """
         scheduler, slo = self._scheduler, request.slo
         if not scheduler.policy.timed:
             return request
         cached = scheduler.blocks.num_cached_tokens(request.namespace, request.prompt)
         count = len(request.prompt) - cached
-        work = scheduler.house.prefill_seconds(cached, count)
+        work = self._work(count, cached)
         due = inf if slo.ttft is None else request.arrival + slo.ttft
         waited = max(0.0, now - request.arrival)
-        ttft = waited + self._ttft(count, cached, due, request.tenant, now)
+        ttft = waited + self._ttft(count, work, due, request.tenant, now)
         forecast = Forecast(ttft, self._tpot(len(request.prompt)))
         admitted = replace(request, predicted=forecast)
         if slo:
-            why = self._broken(request, forecast, work, now)
+            why = self._broken(request, forecast) or self._squeezed(due, work, now)
             if why is not None and slo.degrade:
                 scheduler.stats.counters.degraded += 1
                 return replace(admitted, slo=NO_SLO, tier=Tier.FLEX)
             if why is not None:
+                alone = Forecast(self._alone(count, cached), self._stream(len(request.prompt)))
+                if (never := self._broken_by(request, alone)) is not None:
+                    raise self._never(slo, never, alone)
                 raise self._refusal(slo, request.tenant, forecast, why)
             scheduler.expected[request.id] = (due, work)
         return admitted
@@ -153,36 +160,53 @@ class Admission:
         """An admitted request will not be added after all."""
         self._scheduler.expected.pop(request.id, None)
 
-    def _broken(self, request: Request, forecast: Forecast, work: float, now: float) -> str | None:
+    def _broken(self, request: Request, forecast: Forecast) -> str | None:
         """Which promise cannot be kept, if any."""
-        scheduler, slo = self._scheduler, request.slo
+        scheduler = self._scheduler
         gamma = scheduler.model.gamma
         ttft, tpot = gamma * forecast.ttft, gamma * forecast.tpot
-        if slo.ttft is not None and ttft > slo.ttft:
-            return f"the first token would take {ttft * 1e3:.0f} ms"
-        if slo.tpot is not None:
-            alone = gamma * scheduler.model.predict(StepFeatures(1, len(request.prompt), 0, 1, 1))
-            if alone > STRICT * slo.tpot:
-                return f"a token takes {alone * 1e3:.1f} ms on this machine even for one stream"
-            if tpot > STRICT * slo.tpot:
-                return f"a token would take {tpot * 1e3:.1f} ms"
-        most = request.params.max_tokens or scheduler.max_len
-        output = scheduler.reserve.output(request.tenant, most)
-        if slo.e2e is not None and ttft + tpot * max(0.0, output - 1.0) > slo.e2e:
-            seconds = ttft + tpot * max(0.0, output - 1.0)
-            return f"about {output:.0f} tokens of output would take {seconds:.1f} s"
+        own = self._broken_by(request, Forecast(ttft, tpot))
+        if own is not None:
+            return own
         # What was promised to others is kept too, as far as it is being kept at all.
         if scheduler.tightest < tpot:
             promised = scheduler.tightest * 1e3
             return f"streams that were promised {promised:.1f} ms a token would break"
-        if self._squeezed(request, work, now):
-            return "others that wait, and were promised theirs, would come too late"
         return None
 
-    def _ttft(self, count: int, cached: int, due: float, tenant: str, now: float) -> float:
-        """Seconds until `count` more tokens are computed, if they are due then."""
+    def _broken_by(self, request: Request, forecast: Forecast) -> str | None:
+        """Which of the request's own promises such times would break, if any."""
+        slo, (ttft, tpot) = request.slo, forecast
+        if slo.ttft is not None and ttft > slo.ttft:
+            return f"the first token would take {ttft * 1e3:.0f} ms"
+        if slo.tpot is not None and tpot > STRICT * slo.tpot:
+            return f"a token would take {tpot * 1e3:.1f} ms"
+        if slo.e2e is not None:
+            most = request.params.max_tokens or self._scheduler.max_len
+            output = self._scheduler.reserve.output(request.tenant, most)
+            seconds = ttft + tpot * max(0.0, output - 1.0)
+            if seconds > slo.e2e:
+                return f"about {output:.0f} tokens of output would take {seconds:.1f} s"
+        return None
+
+    def _alone(self, count: int, cached: int) -> float:
+        """Seconds until `count` more tokens are computed where nothing else is, most likely."""
         scheduler = self._scheduler
-        own = scheduler.house.prefill_seconds(cached, count)
+        work = self._work(count, cached)
+        steps = -(-count // scheduler.capacity.max_tokens)
+        return work + steps * scheduler.model.coefficients.fixed
+
+    def _stream(self, context: int) -> float:
+        """Seconds a token of the only stream, most likely."""
+        return self._scheduler.model.predict(StepFeatures(1, context, 0, 1, 1))
+
+    def _work(self, count: int, cached: int) -> float:
+        """Seconds that so many tokens behind `cached` ones add to steps."""
+        return self._scheduler.house.prefill_seconds(cached, count)
+
+    def _ttft(self, count: int, own: float, due: float, tenant: str, now: float) -> float:
+        """Seconds until `count` more tokens, `own` seconds of work, are computed, if due then."""
+        scheduler = self._scheduler
         work = own + scheduler.seconds_ahead(due, tenant, own)
         chunk, base = self._step()
         seconds = scheduler.seconds_busy(now) + work + ceil(work / chunk) * base
@@ -200,19 +224,20 @@ class Admission:
         whole = scheduler.house.prefill_seconds(0, scheduler.capacity.max_tokens)
         return min(max(step - base, LEAST_SHARE * step), whole), base
 
-    def _squeezed(self, request: Request, work: float, now: float) -> bool:
+    def _squeezed(self, due: float, work: float, now: float) -> str | None:
         """Whether one that waits, and is due later, would lose its promise to the newcomer: the
         processor demand of earliest-deadline-first, summed up to each deadline."""
-        slo = request.slo
-        due = inf if slo.ttft is None else request.arrival + slo.ttft
+        backlog = self._scheduler.backlog()
+        if not backlog or backlog[-1][0] <= due:
+            return None
         chunk, base = self._step()
         rate = chunk / (chunk + base)
         before = self._scheduler.seconds_busy(now)
-        for when, seconds in self._scheduler.backlog():
+        for when, seconds in backlog:
             before += seconds / rate
             if when > due and before <= when - now < before + work / rate:
-                return True
-        return False
+                return "others that wait, and were promised theirs, would come too late"
+        return None
 
     def _wait_for_room(self, count: int, step: float) -> float:
         """Seconds until there are a row and blocks for it, if there are none now: the running
@@ -241,19 +266,22 @@ class Admission:
     def _refusal(self, slo: Slo, tenant: str, forecast: Forecast, why: str) -> Unattainable:
         late = 0.0 if slo.ttft is None else forecast.ttft - slo.ttft
         wait = max(1.0, float(ceil(late)), self._scheduler.retry_after())
-        asked = ", ".join(
-            f"{name} {value * 1e3:g} ms"
-            for name in ("ttft", "tpot", "e2e")
-            if (value := getattr(slo, name)) is not None
-        )
         self._scheduler.stats.counters.unattainable += 1
         return Unattainable(
-            f"the deadlines asked for ({asked}) cannot be met now: {why}",
+            f"the deadlines asked for ({_asked(slo)}) cannot be met now: {why}",
             wait,
             ttft=forecast.ttft,
             tpot=forecast.tpot or None,
             queue_seconds=self._scheduler.seconds_ahead(inf, tenant),
             own=self._over_share(tenant),
+        )
+
+    def _never(self, slo: Slo, why: str, alone: Forecast) -> TooTight:
+        """The refusal of what would be too late on an idle server too: there is no coming back."""
+        self._scheduler.stats.counters.unattainable += 1
+        text = f"the deadlines asked for ({_asked(slo)}) cannot be met by this server"
+        return TooTight(
+            f"{text} even when it is idle: {why}", ttft=alone.ttft, tpot=alone.tpot or None
         )
 
     def _over_share(self, tenant: str) -> bool:
@@ -269,3 +297,9 @@ class Admission:
     def _capped(self, error: Overloaded) -> Overloaded:
         self._scheduler.stats.counters.capped += 1
         return error
+
+
+def _asked(slo: Slo) -> str:
+    """The deadlines in words."""
+    wanted = (("ttft", slo.ttft), ("tpot", slo.tpot), ("e2e", slo.e2e))
+    return ", ".join(f"{name} {value * 1e3:g} ms" for name, value in wanted if value is not None)

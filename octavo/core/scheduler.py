@@ -126,6 +126,9 @@ class Scheduler:
         self._expiries: list[tuple[float, int, Sequence]] = []  # a heap; ended ones linger
         self._held: dict[BlockHash, dict[int, Sequence]] = {}
         self._running: list[Sequence] = []  # by rank
+        self._reading: list[
+            Sequence
+        ] = []  # of those, what the latest step had more than a token of
         self._live: dict[int, Sequence] = {}  # not ended, or ended and still in flight
         self._choices: dict[str, list[Sequence]] = {}  # not ended
         self._events: list[Event] = []
@@ -273,6 +276,7 @@ class Scheduler:
         plan.outputs = self.capacity.max_outputs - used
         plan.shape = StepFeatures(used, context + used, 0.0, used, used)
         self._mean_context = context / used if used else self._mean_context
+        self._reading = longer
         self._order.decoded(chunks)
         return longer
 
@@ -463,6 +467,7 @@ class Scheduler:
         self.num_waiting -= 1
         self._seats += 1
         insort(self._running, seq, key=_key)
+        self._reading.append(seq)
         self.blocks.claim(seq)
         seq.record.join(self.stats.journal)
         counters = self.stats.counters
@@ -835,9 +840,9 @@ class Scheduler:
         what was started, what waits, and what the door let in and nobody has added yet."""
         seconds = self._order.ahead(due, tenant, work)
         seconds += sum([more for by, more in list(self.expected.values()) if by <= due])
-        for seq in tuple(self._running):
+        for seq in tuple(self._reading):
             count = len(seq.tokens) - seq.num_scheduled
-            if count > 1:
+            if count > 1 and seq.state is State.RUNNING:
                 seconds += self.house.prefill_seconds(seq.num_scheduled, count)
         return seconds
 

@@ -45,9 +45,9 @@ def _key(name: str, key: str, options: list[str], where: str) -> Key:
                 if tier is Tier.BATCH:
                     raise KeyError
             elif what == "weight":
-                weight = float(value)
+                weight = decimal(value)
             elif what in ("ttft", "tpot", "e2e"):
-                tightest[what] = float(value)
+                tightest[what] = decimal(value)
             else:
                 raise KeyError
             if not 0.0 < weight < 1e6:
@@ -60,6 +60,14 @@ def _key(name: str, key: str, options: list[str], where: str) -> Key:
                 "api_key_file",
             ) from None
     return Key(name, _digest(key), tier, slo if options else NO_SLO, weight)
+
+
+def decimal(text: str) -> float:
+    """A number as people write it. Raises ValueError for what only Python reads: 1_000, other
+    scripts' digits."""
+    if "_" in text or not text.isascii():
+        raise ValueError(f"{text!r} is not a number")
+    return float(text)
 
 
 def _digest(key: str) -> bytes:

@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from octavo.core.request import NO_SLO, Slo, Tier, shown
 from octavo.errors import InvalidRequest, Unsupported
-from octavo.server.auth import Key
+from octavo.server.auth import Key, decimal
 
 FIELDS = ("ttft", "tpot", "e2e")
 HEADERS = tuple(f"x-slo-{name}-ms" for name in FIELDS)
@@ -88,15 +88,18 @@ class Deadlines:
         if tier is None:
             words = ", ".join(TIERS)
             raise Unsupported(f"service_tier must be one of {words}", "service_tier")
+        if tier is not Tier.DEFAULT:
+            self._known("service_tier", f"service_tier {service_tier}")
         held = max(tier, key.tier) if key is not None else tier
         slo = _with_defaults(asked, self.defaults.get(held, NO_SLO))
         least = key.tightest if key is not None else NO_SLO
         kept = _no_tighter(slo, least)
         return Granted(kept, held, kept != slo or held != tier)
 
-    def _known(self, name: str) -> None:
+    def _known(self, name: str, said: str = "") -> None:
         if not self.kept:
-            raise Unsupported(f"{name} needs a server started with --policy slo or fair-slo", name)
+            needs = "needs a server started with --policy slo or fair-slo"
+            raise Unsupported(f"{said or name} {needs}", name)
 
 
 def parse_slo(text: str) -> tuple[Tier, Slo]:
@@ -113,7 +116,7 @@ def parse_slo(text: str) -> tuple[Tier, Slo]:
                 f"--slo: want [TIER:]ttft=SECONDS,tpot=SECONDS,e2e=SECONDS, got {text!r}", "slo"
             )
         try:
-            values[name] = float(value)
+            values[name] = decimal(value)
         except ValueError:
             raise InvalidRequest(f"--slo: {value!r} is not a number of seconds", "slo") from None
     return tier, Slo(**values)
@@ -142,7 +145,7 @@ def _given(scope: Scope) -> dict[str, str]:
 
 def _milliseconds(text: str, name: str) -> float:
     try:
-        value = float(text)
+        value = decimal(text)
     except ValueError:
         raise InvalidRequest(f"{name} must be a number of milliseconds", name) from None
     return _seconds(value, name)

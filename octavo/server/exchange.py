@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from octavo.core.admission import Admission
 from octavo.core.admission import Ticket as Counted
 from octavo.core.request import Request
-from octavo.errors import Overloaded, Unattainable
+from octavo.errors import OctavoError, Overloaded
 from octavo.server.deadlines import in_force
 from octavo.server.decoding import Ignored, said_ignored
 from octavo.server.driver import Admitted, Driver, Failed, Ticket
@@ -56,12 +56,13 @@ class Exchange:
         self.outcome = "error"
 
     def _judged(self, asked: Sequence[Request]) -> list[Request]:
-        """The requests as they are admitted: all of one body, or none. Raises `Unattainable`."""
+        """The requests as they are admitted: all of one body, or none. Raises `Unattainable` or
+        `TooTight`."""
         admitted: list[Request] = []
         try:
             for request in asked:
                 admitted.append(self.admission.judge(request, self.driver.clock()))
-        except Unattainable:
+        except OctavoError:
             for request in admitted:
                 self.admission.forget(request)
             raise

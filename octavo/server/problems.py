@@ -19,6 +19,7 @@ from octavo.errors import (
     OctavoError,
     Overloaded,
     TenantLimit,
+    TooTight,
     Unattainable,
     UnknownModel,
 )
@@ -57,18 +58,16 @@ def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
         status, kind, code = 500, "server_error", "internal_error"
         error = Exception("this request failed inside the server; its log says why")
     body = {"message": str(error), "type": kind, "param": param, "code": code}
-    if isinstance(error, Unattainable):
+    if isinstance(error, Unattainable | TooTight):
         body |= _prediction(error)
     return status, {"error": body}
 
 
-def _prediction(error: Unattainable) -> dict[str, float]:
+def _prediction(error: Unattainable | TooTight) -> dict[str, float]:
     """What was predicted, in milliseconds."""
-    found = {
-        "predicted_ttft_ms": error.ttft,
-        "predicted_tpot_ms": error.tpot,
-        "queue_ms": error.queue_seconds,
-    }
+    found = {"predicted_ttft_ms": error.ttft, "predicted_tpot_ms": error.tpot}
+    if isinstance(error, Unattainable):
+        found["queue_ms"] = error.queue_seconds
     return {name: round(value * 1e3, 1) for name, value in found.items() if value is not None}
 
 

@@ -99,7 +99,8 @@ def draw_roofs(analyses: Sequence[Analysis], title: str, path: str | Path) -> No
             left.plot(*zip(*spots, strict=True), marker="o", ms=4, mfc="white", mew=1.3, **spot)
             pace = [(d.batch, d.tokens_per_s) for d in one.decodes]
             right.plot(*zip(*pace, strict=True), marker="o", ms=3.5, lw=1.5, **stroke)
-        left.plot(one.prefill_intensity, one.prefill_flops / 1e12, marker="s", ms=6, **spot)
+        if one.fits:
+            left.plot(one.prefill_intensity, one.prefill_flops / 1e12, marker="s", ms=6, **spot)
     left.set(title=title, xlabel="operations a byte", ylabel="TFLOP/s", xscale="log", yscale="log")
     context = analyses[0].context
     right.set(

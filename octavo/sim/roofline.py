@@ -187,6 +187,11 @@ class Analysis:
     decodes: tuple[Decode, ...]
 
     @property
+    def fits(self) -> bool:
+        """Whether the weights and the prompt's KV have room: else nothing is computed at all."""
+        return self.placement.kv_tokens >= min(PREFILL, self.placement.config.max_context)
+
+    @property
     def best(self) -> Decode | None:
         """The largest batch that fits: the most tokens a second."""
         return self.decodes[-1] if self.decodes else None
@@ -302,7 +307,8 @@ def machine_table(analyses: Sequence[Analysis]) -> Table:
             p.name, f"{hw.bytes_per_s / 1e9:.0f}", f"{hw.flops_per_s / 1e12:.0f}",
             f"{hw.flops_per_s / hw.bytes_per_s:.0f}", f"{p.weight_bytes / 1e9:.2f}",
             f"{p.kv_bytes_per_token / 1e3:.1f}", tokens,
-            f"{PREFILL / one.prefill_seconds:,.0f}", one.prefill_bound,
+            f"{PREFILL / one.prefill_seconds:,.0f}" if one.fits else "-",
+            one.prefill_bound if one.fits else "does not fit",
         ])  # fmt: skip
     return head, rows
 
@@ -347,8 +353,8 @@ def as_dict(one: Analysis) -> dict[str, Any]:
         "kv_bytes_per_token": p.kv_bytes_per_token,
         "kv_tokens": p.kv_tokens if p.device.memory is not None else None,
         "context": one.context,
-        "prefill_tokens_per_s": PREFILL / one.prefill_seconds,
-        "prefill_bound": one.prefill_bound,
+        "prefill_tokens_per_s": PREFILL / one.prefill_seconds if one.fits else None,
+        "prefill_bound": one.prefill_bound if one.fits else None,
         "products_wall": one.wall,
         "step_wall": one.step_wall,
         "most_sequences": one.most,

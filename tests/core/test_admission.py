@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 
 import pytest
 
@@ -12,7 +13,7 @@ from octavo.core.policy import Policy, fcfs
 from octavo.core.request import NO_SLO, Slo, Tier
 from octavo.core.slo import slo
 from octavo.core.steptime import Coefficients
-from octavo.errors import Overloaded, TenantLimit, Unattainable
+from octavo.errors import Overloaded, TenantLimit, TooTight, Unattainable
 from tests.core.machine import Clocked, ask, ttft
 
 # 10 ms a step, 1 ms a prompt token, 1 ms a decode.
@@ -101,6 +102,20 @@ def test_what_was_let_in_and_not_added_yet_is_counted() -> None:
     machine.admission.judge(ask("c", 900, 2, slo=CHAT), 0.0)
 
 
+def test_what_was_begun_is_counted_as_far_as_it_is_not_computed() -> None:
+    machine = house()
+    load(machine, 8.0, 40)
+    scheduler, partial = machine.scheduler, 0
+    while machine.engine.has_work or machine._due:
+        machine.serve(until=machine.now + 1e-6)
+        begun = [(s.num_scheduled, len(s.tokens) - s.num_scheduled) for s in scheduler.running]
+        begun = [(start, count) for start, count in begun if count > 1]
+        partial += len(begun)
+        left = sum(scheduler.house.prefill_seconds(*one) for one in begun)
+        assert scheduler.seconds_ahead(-inf, "") == pytest.approx(left)
+    assert partial > 20
+
+
 def test_a_cached_prompt_is_forecast_as_one() -> None:
     machine = house()
     prompt = list(ask("warm", 1200, 1).prompt)
@@ -134,10 +149,33 @@ def test_a_refusal_says_what_was_predicted_and_when_to_come_back() -> None:
 
 def test_a_pace_below_the_machine_s_floor_is_refused_at_once_and_says_why() -> None:
     machine = house()
-    with pytest.raises(Unattainable, match=r"11\.\d ms on this machine even for one stream"):
+    with pytest.raises(TooTight, match=r"even when it is idle: a token would take 11\.\d ms"):
         machine.admission.judge(ask("r", 10, 9, slo=Slo(tpot=0.005)), 0.0)
-    with pytest.raises(Unattainable, match="output would take"):
+    with pytest.raises(TooTight, match="output would take"):
         machine.admission.judge(ask("r", 10, 2000, slo=Slo(e2e=0.5)), 0.0)
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_what_an_idle_server_could_not_do_is_refused_for_good_and_the_rest_for_now(
+    busy: bool,
+) -> None:
+    machine = house()
+    if busy:
+        machine.at(*(ask(f"r{i}", 900, 30, slo=Slo(ttft=60.0)) for i in range(6)))
+        machine.serve(until=0.1)
+    alone = machine.admission._alone(900, 0)
+    request = ask("r", 900, 2, arrival=machine.now, slo=Slo(ttft=0.9 * alone))
+    with pytest.raises(TooTight) as caught:
+        machine.admission.judge(request, machine.now)
+    assert caught.value.ttft == alone
+    kind = ask("r", 900, 2, arrival=machine.now, slo=Slo(ttft=0.9 * alone, degrade=True))
+    assert machine.admission.judge(kind, machine.now).slo == Slo()
+    later = ask("r", 900, 2, arrival=machine.now, slo=Slo(ttft=1.3 * alone))
+    if busy:
+        with pytest.raises(Unattainable):
+            machine.admission.judge(later, machine.now)
+    else:
+        machine.admission.judge(later, machine.now)
 
 
 def test_promises_to_those_who_run_are_not_broken_for_a_newcomer() -> None:
@@ -208,8 +246,10 @@ def test_where_even_a_cached_prompt_is_too_late_the_body_is_not_parsed() -> None
     machine = house()
     machine.at(*(ask(f"r{i}", 900, 30, slo=Slo(ttft=60.0)) for i in range(6)))
     machine.serve(until=0.1)
-    with pytest.raises(Unattainable, match="even a cached prompt"):
+    with pytest.raises(TooTight, match="even a cached prompt"):
         machine.admission.enter("a", 100, Slo(ttft=0.0001), machine.now)
+    with pytest.raises(Unattainable, match="even a cached prompt"):
+        machine.admission.enter("a", 100, Slo(ttft=0.1), machine.now)
     assert machine.admission.by_tenant == {}
     machine.admission.enter("a", 100, Slo(ttft=60.0), machine.now)
 
@@ -219,9 +259,10 @@ def test_the_tenant_that_has_most_is_told_that_it_is_its_own_share() -> None:
     admission = machine.admission
     admission.enter("greedy", 40_000, NO_SLO, 0.0)
     admission.enter("modest", 400, NO_SLO, 0.0)
+    machine.scheduler.expected["others"] = (0.0, 60.0)
     for tenant, own in (("greedy", True), ("modest", False)):
         with pytest.raises(Unattainable) as caught:
-            admission.judge(ask("r", 3000, 2, slo=CHAT, tenant=tenant), 0.0)
+            admission.judge(ask("r", 900, 2, slo=CHAT, tenant=tenant), 0.0)
         assert caught.value.own is own
 
 

@@ -44,7 +44,8 @@ async def test_a_deadline_that_can_be_kept_is_told_back_with_a_forecast() -> Non
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_deadline_that_cannot_be_kept_is_refused_before_any_header(stream: bool) -> None:
     house = slow(timed())
-    answer = await post(house, chat(stream=stream), **{"x-slo-ttft-ms": "200"})
+    house.scheduler.expected["others"] = (0.0, 60.0)  # let in, and not added yet
+    answer = await post(house, chat(stream=stream), **{"x-slo-ttft-ms": "9000"})
     assert answer.status_code == 503
     error = answer.json()["error"]
     assert error["code"] == "slo_unattainable"
@@ -52,6 +53,21 @@ async def test_a_deadline_that_cannot_be_kept_is_refused_before_any_header(strea
     assert error["predicted_ttft_ms"] > 900
     assert int(answer.headers["retry-after"]) >= 1
     assert int(answer.headers["retry-after-ms"]) >= 1000
+    assert house.admission.by_tenant == {}
+    assert error["queue_ms"] == 60_000
+    assert list(house.scheduler.expected) == ["others"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_deadline_that_no_waiting_would_help_invites_no_retry(stream: bool) -> None:
+    house = slow(timed())
+    answer = await post(house, chat(stream=stream), **{"x-slo-ttft-ms": "200"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["code"], error["type"]) == ("slo_unattainable", "invalid_request_error")
+    assert "even when it is idle" in error["message"]
+    assert error["predicted_ttft_ms"] > 900
+    assert not {"retry-after", "retry-after-ms"} & answer.headers.keys()
     assert house.admission.by_tenant == {}
     assert not house.scheduler.expected
 
@@ -85,6 +101,7 @@ async def test_the_body_and_the_tier_say_it_too() -> None:
     [
         ({"x-slo-ttft-ms": "soon"}, {}, "x-slo-ttft-ms"),
         ({"x-slo-tpot-ms": "-1"}, {}, "x-slo-tpot-ms"),
+        ({"x-slo-ttft-ms": "1_000"}, {}, "x-slo-ttft-ms"),
         ({"x-slo-e2e-ms": "nan"}, {}, "x-slo-e2e-ms"),
         ({"x-slo-fallback": "maybe"}, {}, "x-slo-fallback"),
         ({}, {"slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
@@ -127,7 +144,16 @@ async def test_without_a_policy_that_keeps_them_deadlines_are_refused(headers, b
     answer = await post(House(), chat(**body), **headers)
     assert answer.status_code == 400
     assert "--policy slo" in answer.json()["error"]["message"]
-    assert (await post(House(), chat(service_tier="priority"))).status_code == 200
+
+
+@pytest.mark.parametrize("tier", ["priority", "flex"])
+async def test_without_a_policy_that_looks_at_tiers_only_the_plain_one_is_served(tier: str) -> None:
+    answer = await post(House(), chat(service_tier=tier))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "service_tier"
+    assert f"service_tier {tier} needs" in answer.json()["error"]["message"]
+    for same in ("auto", "default"):
+        assert (await post(House(), chat(service_tier=same))).status_code == 200
 
 
 async def test_a_key_is_held_to_its_tier_and_its_deadlines(tmp_path: Path) -> None:
@@ -147,7 +173,9 @@ async def test_a_key_is_held_to_its_tier_and_its_deadlines(tmp_path: Path) -> No
     assert house.app.keys.weights == {"plain": 2.0}
 
 
-@pytest.mark.parametrize("option", ["tier=best", "weight=0", "ttft=soon", "speed=9"])
+@pytest.mark.parametrize(
+    "option", ["tier=best", "weight=0", "weight=1_0", "ttft=soon", "ttft=1_0", "speed=9"]
+)
 def test_a_key_s_options_are_checked(tmp_path: Path, option: str) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"name {'k' * 16} {option}\n")

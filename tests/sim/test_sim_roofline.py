@@ -20,7 +20,7 @@ from octavo.ops.table import RowShape, StepShape
 from octavo.sim import cli
 from octavo.sim.executor import Roofline
 from octavo.sim.hardware import DEVICES, device, measured
-from octavo.sim.roofline import analyse, place, shard, stored_as
+from octavo.sim.roofline import analyse, as_dict, machine_table, place, shard, stored_as
 
 SHAPES = json.loads((Path(cli.__file__).with_name("shapes.json")).read_text())
 ROW = st.tuples(st.integers(0, 3000), st.integers(1, 700), st.integers(0, 1))
@@ -132,3 +132,15 @@ def test_a_step_without_outputs_reads_no_head() -> None:
     durations = place(config("smollm2-135m"), device("h100")).durations()
     assert durations.seconds([(0, 8, 0)]) < durations.seconds([(0, 8, 1)])
     assert math.isfinite(durations.seconds([(0, 1, 1)]))
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-70b", "llama-3.1-8b"])
+@pytest.mark.parametrize("card", ["l4", "h100"])
+def test_a_model_that_does_not_fit_is_given_no_speed(name: str, card: str) -> None:
+    one = analyse(place(config(name), device(card)), 4096)
+    (row,) = machine_table([one])[1]
+    said = as_dict(one)
+    fits = name == "llama-3.1-8b"
+    assert one.fits is fits is bool(one.decodes)
+    assert (said["prefill_tokens_per_s"] is not None, said["most_sequences"] > 0) == (fits, fits)
+    assert row[-2:] != ["-", "does not fit"] if fits else row[-2:] == ["-", "does not fit"]
