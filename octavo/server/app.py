@@ -18,7 +18,18 @@ from starlette.types import Message, Receive, Scope, Send
 
 from octavo.config import LOOPBACK, ServerConfig
 from octavo.core.admission import Admission
-from octavo.server import account, chat, completions, info, live, messages, page, responses
+from octavo.server import (
+    account,
+    chat,
+    completions,
+    info,
+    live,
+    messages,
+    openapi,
+    page,
+    responses,
+    tokens,
+)
 from octavo.server.auth import Key, Keys
 from octavo.server.driver import Driver
 from octavo.server.headers import header
@@ -29,7 +40,18 @@ from octavo.server.service import Served, Service
 from octavo.server.traces import Trace
 from octavo.server.watchdog import Watchdog
 
-ENDPOINTS = (chat, completions, responses, messages, info, account, live, page)  # have `routes`
+ENDPOINTS = (  # modules with `routes(service)`
+    chat,
+    completions,
+    responses,
+    messages,
+    tokens,
+    info,
+    account,
+    live,
+    openapi,
+    page,
+)
 OPEN_PATHS = ("/health", "/ready", "/")
 SEND_SECONDS = 60.0  # a client that reads nothing for so long has left
 

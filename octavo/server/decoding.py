@@ -38,6 +38,9 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "include_obfuscation": (False,),
     "prompt_cache_retention": ("in_memory", "in-memory"),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
 }
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -51,6 +54,16 @@ def _decoder(cls: type[Body]) -> msgspec.json.Decoder[Body]:
 @functools.cache
 def _refused(cls: type[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(item.name for item in msgspec.structs.fields(cls) if item.type is Any)
+
+
+def refused_fields() -> dict[str, tuple[str, ...]]:
+    """Fields of bodies that are known and refused, by the name of their struct."""
+    found: dict[str, tuple[str, ...]] = {}
+    kinds: list[type[msgspec.Struct]] = [msgspec.Struct]
+    while kinds:
+        kinds += (below := kinds.pop().__subclasses__())
+        found |= {c.__name__: _refused(c) for c in below if c.__module__.startswith("octavo.")}
+    return found
 
 
 def decode(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ignored]:

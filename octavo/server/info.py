@@ -20,6 +20,7 @@ def routes(service: Service) -> list[Route]:
         Route("/health", info.health, methods=get),
         Route("/ready", info.ready, methods=get),
         Route("/metrics", info.metrics, methods=get),
+        Route("/load", info.load, methods=get),
         Route("/version", info.version, methods=get),
     ]
 
@@ -69,6 +70,26 @@ class Info:
     async def metrics(self, request: Request) -> Response:
         return Response(
             self._service.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    async def load(self, request: Request) -> Response:
+        """How busy the server is, for balancers. server_load is vLLM's name of `requests`."""
+        service = self._service
+        now, live = service.metrics.snapshot(), service.occupancy.live
+        return reply_json(
+            {
+                "server_load": live,
+                "requests": live,
+                "max_requests": service.occupancy.limit,
+                "sequences_running": int(now["running"]),
+                "sequences_waiting": int(now["waiting"]),
+                "prompt_tokens_waiting": round(service.admission.queued_tokens),
+                "kv_blocks": int(now["blocks"]),
+                "kv_blocks_held": int(now["blocks_held"]),
+                "kv_blocks_cached": int(now["blocks_cached"]),
+                "kv_usage": round(now["blocks_held"] / max(now["blocks"], 1), 4),
+                "draining": service.draining,
+            }
         )
 
     async def version(self, request: Request) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -34,7 +34,16 @@ TIERS = {"auto": "auto", "standard_only": "default"}
 class Block(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A block of content. cache_control: what is alike is found without being marked."""
 
-    type: str
+    type: Literal[
+        "text",
+        "image",
+        "document",
+        "search_result",
+        "thinking",
+        "redacted_thinking",
+        "tool_use",
+        "tool_result",
+    ]
     text: str | None = None
     id: str | None = None
     name: str | None = None
@@ -51,7 +60,7 @@ class Block(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Turn(msgspec.Struct, forbid_unknown_fields=True):
-    role: str
+    role: Literal["user", "assistant"]
     content: str | list[Block]
 
 
@@ -169,10 +178,8 @@ def _messages(body: CountBody) -> list[dict[str, Any]]:
         at = f"messages[{index}]"
         if turn.role == "user":
             made += _of_user(turn, f"{at}.content")
-        elif turn.role == "assistant":
-            made.append(_of_assistant(turn, f"{at}.content"))
         else:
-            raise InvalidRequest(f"{at}.role must be user or assistant", f"{at}.role")
+            made.append(_of_assistant(turn, f"{at}.content"))
     if body.messages and body.messages[-1].role == "assistant":
         raise Unsupported("the last message must be the user's: nothing is continued", "messages")
     return made

@@ -83,6 +83,7 @@ class Metrics:
     """One server's metrics, in a registry of its own."""
 
     def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(snapshot))  # type: ignore[arg-type]
         self.http = self._counter("http_requests", "HTTP responses.", ("path", "status"))
