@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from octavo.config import (
 from octavo.errors import OctavoError
 from octavo.lab.commands import lab
 from octavo.terminal import assembled as _assemble
+from octavo.terminal import config_file as _config_file
 from octavo.terminal import loaded as _load
 from octavo.terminal import note as _note
 from octavo.terminal import plain_table as _table
@@ -418,6 +420,7 @@ Examples:
   octavo serve -m qwen2.5-coder-0.5b --port 9000 --kv-memory 2GiB
   octavo serve --host 0.0.0.0 --api-key-file keys.txt
   octavo serve --policy slo --slo ttft=2,tpot=0.05
+  octavo serve --config octavo.toml    its lines are flags: port = 9000
   octavo serve --record run.jsonl      and then: octavo simulate run.jsonl --check
 """
 )
@@ -429,6 +432,7 @@ Examples:
     help="Write every request and step into this file, for `octavo simulate`; it holds prompts. "
     "Speculation is off then.",
 )
+@_config_file
 def serve(record: Any, **flags: Any) -> None:
     """Serve a model over HTTP, in the shape of the OpenAI API."""
     import asyncio
@@ -455,9 +459,12 @@ def serve(record: Any, **flags: Any) -> None:
 
     def ready() -> None:
         address = bound.getsockname()
-        _announce(made, app, f"http://{_host(address[0])}:{address[1]}", time.monotonic() - start)
+        url = f"http{'s' if server.tls_cert else ''}://{_host(address[0])}:{address[1]}"
+        _announce(made, app, url, time.monotonic() - start)
 
     async def live() -> None:
+        if server.api_key_file or server.tls_cert:  # else it means that the terminal is gone
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app.reload)
         await serving.serve(app, bound, serving.Shutdown().on_signals(), ready)
 
     with logs.written(server.log_format, server.log_level):

@@ -124,7 +124,20 @@ class ServerConfig:
         None,
         "File of API keys, 16 characters or more, one a line: KEY, or NAME KEY and what it may do: "
         "tier=flex weight=2 (its share where --policy is fair) ttft=1 tpot=0.05 e2e=30 (no "
-        "tighter deadlines than these, in seconds). # starts a comment.",
+        "tighter deadlines than these, in seconds) rpm=60 tpm=20000 concurrent=4 (requests and "
+        "tokens a minute, requests at once); admin (then /metrics and others' traces are for "
+        "admin keys alone). # starts a comment. SIGHUP reads it again.",
+    )
+    tls_cert: str | None = knob(None, "Certificate chain (PEM): serve HTTPS; needs --tls-key.")
+    tls_key: str | None = knob(None, "Private key of --tls-cert (PEM). SIGHUP reads both again.")
+    cors_origin: tuple[str, ...] = knob(
+        (),
+        "Let pages of this origin use the server, e.g. https://chat.example.com; * for any, with "
+        "API keys only (may be repeated).",
+        metavar="ORIGIN",
+    )
+    timeout: float = knob(
+        600.0, "Most seconds a request may take; x-octavo-timeout-ms asks for less."
     )
     max_queue: int = knob(256, "Most requests waiting or running; more are told when to return.")
     slo: tuple[str, ...] = knob(
@@ -175,10 +188,21 @@ class ServerConfig:
             most = getattr(self, name)
             _need(most is None or most >= 1, name, "at least 1", most)
         _need(self.max_stored >= 0, "max_stored", "at least 0", self.max_stored)
-        for name in ("keepalive", "stall"):
+        for name in ("keepalive", "stall", "timeout"):
             _need(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         _need(self.drain >= 0, "drain", "at least 0", self.drain)
         _need(0 <= self.traces <= 10**6, "traces", "in [0, 1000000]", self.traces)
+        both = (self.tls_cert is None) == (self.tls_key is None)
+        _need(both, "tls_cert", "given together with --tls-key", self.tls_cert)
+        if "*" in self.cors_origin and self.api_key_file is None:
+            raise InvalidRequest(
+                "--cors-origin * lets any page that anybody opens use this server: name the "
+                "origins, or give --api-key-file too",
+                "cors_origin",
+            )
+        for origin in self.cors_origin:
+            named = re.fullmatch(r"\*|https?://[^/\s?#]+/?", origin) is not None
+            _need(named, "cors_origin", "* or an origin such as https://example.com", origin)
         if self.host not in LOOPBACK and self.api_key_file is None:
             raise InvalidRequest(
                 f"--host {self.host} is reachable from other machines: give --api-key-file too",

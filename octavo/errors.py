@@ -14,6 +14,7 @@ OctavoError
 │   ├── BadFile           a file is malformed or hostile: names the file and the place
 │   ├── UnsupportedModel  architecture or tensor type that we do not run: names it
 │   └── FetchError        a model could not be fetched: says what to do by hand
+├── TimedOut              a request took longer than it may
 └── EngineError           the executor failed; the engine cannot go on
 """
 
@@ -81,7 +82,17 @@ class Overloaded(OctavoError):
 
 
 class TenantLimit(Overloaded):
-    """This tenant has as much in the house as it may; others are still let in."""
+    """This tenant has as much as it may; others are still let in. kind: requests or tokens."""
+
+    def __init__(self, message: str, retry_after: float, kind: str = "tokens") -> None:
+        super().__init__(message, retry_after)
+        self.kind = kind
+
+
+class TimedOut(OctavoError):
+    """A request took longer than it may; what it has written until then was sent if it streams."""
+
+    code = "request_timeout"
 
 
 class Unattainable(Overloaded):

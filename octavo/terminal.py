@@ -6,12 +6,13 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from octavo.config import EngineConfig
+from octavo.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from octavo.assembly import Assembly
@@ -36,6 +37,70 @@ def loaded(config: EngineConfig, quiet: bool) -> LLM:
     from octavo.llm import LLM, MAX_WAITING
 
     return LLM.over(assembled(config, quiet, max_waiting=MAX_WAITING))
+
+
+def config_file(command: Any) -> Any:
+    """The option --config FILE: a TOML file of the command's own flags; those that are given on
+    the command line win."""
+
+    def read(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
+        if path is not None and not ctx.resilient_parsing:
+            known = {str(p.name): p for p in ctx.command.params if isinstance(p, click.Option)}
+            ctx.default_map = {**(ctx.default_map or {}), **settings(path, known)}
+
+    text = "Take flags from this TOML file, e.g. max-queue = 64; those given here win."
+    return click.option(
+        "--config",
+        type=click.Path(dir_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=read,
+        help=text,
+    )(command)
+
+
+def settings(path: str, known: Mapping[str, click.Option]) -> dict[str, Any]:
+    """The flags of a TOML file by parameter. Raises `InvalidRequest` naming what is wrong."""
+    import difflib
+    import tomllib
+    from pathlib import Path
+
+    try:
+        found = tomllib.loads(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidRequest(f"{path}: {error}", "config") from None
+    names = {name: option for name, option in known.items() if name not in ("config", "help")}
+    values: dict[str, Any] = {}
+    for given, value in found.items():
+        name = given.replace("-", "_")
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"; did you mean {near[0].replace('_', '-')}?" if near else ""
+            raise InvalidRequest(f"{path}: unknown setting {given!r}{hint}", "config")
+        if name in values:
+            raise InvalidRequest(f"{path}: {given!r} is given twice", "config")
+        values[name] = _setting(f"{path}: {given}", value, names[name])
+    return values
+
+
+def _setting(where: str, value: Any, option: click.Option) -> Any:
+    """A value that the flag would take as it is: click would round 1.5 to 1, and 2 to true."""
+    if option.multiple:
+        given = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, str) for item in given):
+            raise InvalidRequest(f"{where} must be text, or a list of texts", "config")
+        return given
+    if option.is_flag:
+        wanted, kind = isinstance(value, bool), "true or false"
+    elif isinstance(option.type, click.types.IntParamType):
+        wanted, kind = type(value) is int, "a whole number"
+    elif isinstance(option.type, click.types.FloatParamType):
+        wanted, kind = type(value) in (int, float), "a number"
+    else:
+        wanted, kind = type(value) in (int, str), "text"
+    if not wanted:
+        raise InvalidRequest(f"{where} must be {kind}, got {value!r}", "config")
+    return value
 
 
 def note(text: str, quiet: bool = False) -> None:

@@ -258,3 +258,69 @@ def test_an_interrupt_is_one_word_and_its_own_exit_code(monkeypatch: pytest.Monk
     done = CliRunner().invoke(cli.cli, ["serve", "--port", "0"])
     assert done.exit_code == 130
     assert done.output.strip() == "Interrupted."
+
+
+# ---- a file of flags -----------------------------------------------------------------------------
+
+
+def served_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, *flags: str
+) -> tuple[Result, dict[str, Any]]:
+    """What `octavo serve --config` would start with."""
+    seen: dict[str, Any] = {}
+    real = cli.take
+
+    def spy(cls: Any, given: dict[str, Any]) -> Any:
+        made = real(cls, given)
+        seen.update(dataclasses.asdict(made))
+        if cls is ServerConfig:
+            raise InvalidRequest("far enough")
+        return made
+
+    monkeypatch.setattr(cli, "take", spy)
+    path = tmp_path / "octavo.toml"
+    path.write_text(text)
+    return CliRunner().invoke(cli.cli, ["serve", "--config", str(path), *flags]), seen
+
+
+def test_a_file_of_flags_is_the_flags_and_the_command_line_wins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = """
+        model = "qwen2.5-coder-0.5b"
+        port = 9000
+        max-queue = 7
+        max_body = "2MiB"
+        keepalive = 3
+        prefix-caching = false
+        cors-origin = ["https://a.example", "https://b.example"]
+    """
+    result, seen = served_with(monkeypatch, tmp_path, text, "--port", "9001")
+    assert "far enough" in result.output
+    assert (seen["model"], seen["port"], seen["max_queue"]) == ("qwen2.5-coder-0.5b", 9001, 7)
+    assert (seen["max_body"], seen["keepalive"], seen["prefix_caching"]) == (2 * 2**20, 3.0, False)
+    assert seen["cors_origin"] == ("https://a.example", "https://b.example")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max-que = 7", "'max-que'; did you mean max-queue?"),
+        ("port = 'x", "octavo.toml"),
+        ("port = 8.5", "port must be a whole number"),
+        ("port = true", "port must be a whole number"),
+        ("prefix-caching = 1", "prefix-caching must be true or false"),
+        ("[server]\nport = 1", "unknown setting 'server'"),
+        ("config = 'more.toml'", "unknown setting 'config'"),
+        ("port = 1\n'port ' = 2", "unknown setting 'port '"),
+        ("max-queue = 1\nmax_queue = 2", "given twice"),
+        ("policy = 'best'", "best"),
+        ("max-queue = 0", "--max-queue must be at least 1"),
+    ],
+)
+def test_what_is_wrong_in_a_file_of_flags_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, said: str
+) -> None:
+    result, _ = served_with(monkeypatch, tmp_path, text)
+    assert result.exit_code != 0
+    assert said in " ".join(result.output.split()).replace("│", "")

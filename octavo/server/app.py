@@ -7,17 +7,19 @@ error for that request alone. The generating endpoints write raw ASGI messages: 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
+import ssl
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
-from octavo.config import LOOPBACK, ServerConfig
+from octavo.config import ServerConfig
 from octavo.core.admission import Admission
+from octavo.errors import InvalidRequest
 from octavo.server import (
     account,
     chat,
@@ -31,11 +33,12 @@ from octavo.server import (
     tokens,
 )
 from octavo.server.auth import Key, Keys
+from octavo.server.cors import Cors, own_page
 from octavo.server.driver import Driver
 from octavo.server.headers import header
 from octavo.server.logs import tell
 from octavo.server.metrics import Metrics
-from octavo.server.problems import http_problem, problem, word
+from octavo.server.problems import AdminOnly, http_problem, problem, word
 from octavo.server.service import Served, Service
 from octavo.server.traces import Trace
 from octavo.server.watchdog import Watchdog
@@ -53,7 +56,11 @@ ENDPOINTS = (  # modules with `routes(service)`
     page,
 )
 OPEN_PATHS = ("/health", "/ready", "/")
+ADMIN_PATHS = ("/metrics", "/v1/engine/live")  # of all keys; where some keys are admin's
 SEND_SECONDS = 60.0  # a client that reads nothing for so long has left
+
+
+log = logging.getLogger("octavo")
 
 
 class App:
@@ -70,8 +77,10 @@ class App:
     ) -> None:
         self.service = service = Service(served, driver, config, metrics, admission)
         self.keys = keys
+        self.cors = Cors(config.cors_origin)
         driver.ended.append(service.ended)
         self.watchdog = Watchdog(driver, admission.scheduler, config.stall)
+        self.certificate: ssl.SSLContext | None = None
         self._pinger: asyncio.Task[None] | None = None
         routes = [route for module in ENDPOINTS for route in module.routes(service)]
         self.router = Router(routes, redirect_slashes=False)
@@ -114,10 +123,14 @@ class App:
         service = self.service
         trace = Trace(_request_id(scope), scope["method"], scope["path"], service.driver.clock())
         trace.client = scope["client"][0] if scope.get("client") else ""
-        outbound = Outbound(send, trace)
+        outbound = Outbound(send, trace, self.cors.headers(header(scope, b"origin")))
         scope["octavo.trace"] = trace
         scope["app"] = self  # without one the router answers 404 and 405 itself, in plain text
         try:
+            preflight = self.cors.preflight(scope)
+            if preflight is not None:
+                await preflight(scope, receive, outbound)
+                return
             scope["octavo.key"] = key = self._enter(scope)
             trace.key = key.name if key is not None else ""
             await self.router(scope, receive, outbound)
@@ -151,7 +164,7 @@ class App:
         """The caller's key. Raises HTTP 401 where one is needed and none fits; 403 for a page of
         another site, which a browser lets send requests to this machine."""
         origin = header(scope, b"origin")
-        if origin and not self._trusts(origin, header(scope, b"host")):
+        if origin and not (self.cors.named(origin) or self._own(origin, scope)):
             raise HTTPException(403, f"pages of {origin} may not use this server")
         path = scope["path"]
         if not self.keys or path in OPEN_PATHS or path.startswith(page.ASSETS):
@@ -160,15 +173,24 @@ class App:
         key = self.keys.find(given)
         if key is None:
             raise HTTPException(401, "give a valid API key as Authorization: Bearer KEY")
+        if path in ADMIN_PATHS and self.keys.any_admin and not key.admin:
+            raise AdminOnly(path)
         return key
 
-    def _trusts(self, origin: str, host: str) -> bool:
-        """A page of our own. Without keys its name must be loopback's, or a rebound name passes."""
+    def _own(self, origin: str, scope: Scope) -> bool:
+        return own_page(origin, header(scope, b"host"), bool(self.keys))
+
+    def reload(self) -> None:
+        """Read keys and certificate again; what is in the house goes on. Bad files change nothing:
+        the log says so."""
         try:
-            name = urlsplit(origin)
-        except ValueError:
-            return False
-        return name.netloc == host and (bool(self.keys) or name.hostname in LOOPBACK)
+            self.keys.reload()
+            if self.certificate is not None and self.config.tls_cert is not None:
+                self.certificate.load_cert_chain(self.config.tls_cert, self.config.tls_key)
+        except (InvalidRequest, OSError) as error:
+            log.error("keys and certificate stay as they were: %s", error)
+        else:
+            log.info("read the API keys again")
 
     async def _ping(self) -> None:
         """Wake streams that have been silent for too long; drop clients that do not read."""
@@ -187,11 +209,12 @@ class App:
 
 
 class Outbound:
-    """`send` with the request id and what is known of its times on the head."""
+    """`send` with more on the head: the request id, its times, its key's limits, CORS."""
 
-    def __init__(self, send: Send, trace: Trace) -> None:
+    def __init__(self, send: Send, trace: Trace, more: list[tuple[str, str]]) -> None:
         self._send = send
         self._trace = trace
+        self._more = [(name.encode(), value.encode("latin-1")) for name, value in more]
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -200,6 +223,10 @@ class Outbound:
             headers.append((b"x-request-id", trace.id.encode()))
             if trace.completion:
                 headers.append((b"server-timing", account.server_timing(trace)))
+            if trace.meter is not None:
+                headers += trace.meter.headers()
+            present = {name for name, _ in headers}
+            headers += [item for item in self._more if item[0] not in present]
             message["headers"] = headers
         await self._send(message)
 

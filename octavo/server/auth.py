@@ -12,6 +12,7 @@ from octavo.core.request import NO_SLO, Slo, Tier
 from octavo.errors import InvalidRequest
 
 MIN_KEY = 16
+LIMITS = ("rpm", "tpm", "concurrent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Key:
 
     tier: the best that it is served at; tightest: the tightest deadlines that it may ask for;
     weight: its share where tenants are served fairly. admin: whether it may see what others asked.
+    rpm, tpm, concurrent: requests and tokens a minute, and requests at once; None is no limit.
     """
 
     name: str
@@ -28,6 +30,13 @@ class Key:
     tightest: Slo = NO_SLO
     weight: float = 1.0
     admin: bool = False
+    rpm: int | None = None
+    tpm: int | None = None
+    concurrent: int | None = None
+
+    @property
+    def limited(self) -> bool:
+        return not self.rpm is self.tpm is self.concurrent is None
 
     @property
     def salt(self) -> bytes:
@@ -37,6 +46,7 @@ class Key:
 def _key(name: str, key: str, options: list[str], where: str) -> Key:
     tier, weight = Tier.PRIORITY, 1.0
     tightest: dict[str, Any] = {}
+    limits: dict[str, int] = {}
     for option in options:
         what, _, value = option.partition("=")
         try:
@@ -48,6 +58,10 @@ def _key(name: str, key: str, options: list[str], where: str) -> Key:
                 weight = decimal(value)
             elif what in ("ttft", "tpot", "e2e"):
                 tightest[what] = decimal(value)
+            elif what in LIMITS:
+                limits[what] = _count(value)
+            elif option == "admin":
+                pass
             else:
                 raise KeyError
             if not 0.0 < weight < 1e6:
@@ -55,11 +69,18 @@ def _key(name: str, key: str, options: list[str], where: str) -> Key:
             slo = Slo(**tightest)
         except (KeyError, ValueError):
             raise InvalidRequest(
-                f"{where}: {option!r}: want tier=priority|default|flex, weight=NUMBER, or "
-                "ttft=, tpot=, e2e= and seconds",
+                f"{where}: {option!r}: want tier=priority|default|flex, weight=NUMBER, rpm=, tpm= "
+                "or concurrent= and a count, ttft=, tpot= or e2e= and seconds, or admin",
                 "api_key_file",
             ) from None
-    return Key(name, _digest(key), tier, slo if options else NO_SLO, weight)
+    admin = "admin" in options
+    return Key(name, _digest(key), tier, slo if tightest else NO_SLO, weight, admin, **limits)
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:13]) <= 10**12:
+        raise ValueError(f"{text!r} is not a count")
+    return int(text)
 
 
 def decimal(text: str) -> float:
@@ -79,11 +100,22 @@ class Keys:
 
     def __init__(self, keys: tuple[Key, ...] = ()) -> None:
         self._keys = keys
+        self._path: str | None = None
+
+    def reload(self) -> None:
+        """Read the file again. Raises `InvalidRequest`, and then the old keys stay."""
+        self._keys = Keys.read(self._path)._keys
+
+    @property
+    def any_admin(self) -> bool:
+        """Whether some keys are for those who run the server."""
+        return any(key.admin for key in self._keys)
 
     @classmethod
     def read(cls, path: str | None) -> Keys:
         """Lines "KEY", "NAME KEY" or "NAME KEY tier=flex ttft=1 tpot=0.05 weight=2" (seconds: no
-        tighter deadlines than these); # starts a comment. Raises `InvalidRequest`."""
+        tighter deadlines than these), "NAME KEY rpm=60 tpm=20000 concurrent=4", "NAME KEY admin";
+        # starts a comment. Raises `InvalidRequest`."""
         if path is None:
             return cls()
         try:
@@ -95,7 +127,7 @@ class Keys:
             words = line.split("#")[0].split()
             if not words:
                 continue
-            options = [word for word in words[2:] if "=" in word]
+            options = [word for word in words[2:] if "=" in word or word == "admin"]
             words = words[:2] + words[2 + len(options) :]
             if len(words) > 2 or len(words[-1]) < MIN_KEY:
                 raise InvalidRequest(
@@ -106,7 +138,13 @@ class Keys:
             keys.append(_key(name, words[-1], options, f"{path}, line {number}"))
         if not keys:
             raise InvalidRequest(f"{path} has no keys", "api_key_file")
-        return cls(tuple(keys))
+        names = [key.name for key in keys]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise InvalidRequest(f"{path} names two keys {twice!r}", "api_key_file")
+        made = cls(tuple(keys))
+        made._path = path
+        return made
 
     def __bool__(self) -> bool:
         return bool(self._keys)

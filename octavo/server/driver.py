@@ -176,9 +176,13 @@ class Driver:
     def abort_all(self, error: Exception) -> None:
         """End every ticket with `error`."""
         for ticket in list(self.tickets):
-            self.abort(ticket)
-            ticket.left = 0
-            ticket.push(Failed(error))
+            self.fail(ticket, error)
+
+    def fail(self, ticket: Ticket, error: Exception) -> None:
+        """End a ticket with `error`."""
+        self.abort(ticket)
+        ticket.left = 0
+        ticket.push(Failed(error))
 
     # ---- the engine's thread ----
 

@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
+from octavo.core.admission import Ticket as Counted
 from octavo.core.request import Slo
 from octavo.door import Caller
+from octavo.errors import InvalidRequest, TimedOut
 from octavo.server import protocol
 from octavo.server.auth import Key
 from octavo.server.deadlines import Granted
 from octavo.server.exchange import Exchange, Job
+from octavo.server.headers import header
 from octavo.server.reply import Asked, Head
 from octavo.server.service import Service
+from octavo.server.traces import Trace
 
 INLINE_BODY = 4 * 1024  # longer bodies are parsed and tokenised in a thread
 GRAMMAR = (b'"response_format"', b'"structured_outputs"', b'"tools"')  # may need a compiler
@@ -46,6 +50,8 @@ class Generate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, key, trace = self._service, scope["octavo.key"], scope["octavo.trace"]
         service.check_open()
+        trace.meter = service.meters.of(key)
+        limit = request_timeout(scope, service.config.timeout)
         asked = service.deadlines.asked(scope)
         # A place is taken only when the body is here: a client that trickles it holds none.
         data = await body_of(service, scope, receive)
@@ -53,24 +59,30 @@ class Generate:
             return
         trace.arrival = arrival = service.driver.clock()
         service.check_open()
-        # Counted before it is parsed: a flood must not be tokenised before it is refused.
-        ticket = service.admission.enter(key.name if key else "", len(data), asked, arrival)
-        service.occupancy.enter()
-        try:
-            job = await self._job(data, Visit(key, arrival, asked))
-            service.admission.learn(ticket, sum(len(request.prompt) for request in job.requests))
-            exchange = Exchange(service.driver, service.metrics, service.admission, job, ticket)
-            trace.stream = job.asked.stream
-            service.traces.enter(trace, job.asked.head.id, job.requests)
+        with service.meters.enter(trace.meter) as lease:
+            # Counted before it is parsed: a flood must not be tokenised before it is refused.
+            ticket = service.admission.enter(key.name if key else "", len(data), asked, arrival)
+            service.occupancy.enter()
             try:
-                await exchange.run(receive, send)
+                job = await self._job(data, Visit(key, arrival, asked))
+                lease.reserve(job.requests)
+                exchange = self._admitted(job, ticket, trace)
+                try:
+                    await _limited(exchange, limit, receive, send, trace)
+                finally:
+                    lease.used = trace.num_prompt + trace.num_output
             finally:
-                trace.outcome, trace.first = exchange.outcome, exchange.first
-                trace.num_output = exchange.reply.num_tokens
-                trace.num_cached = exchange.reply.num_cached
-        finally:
-            service.occupancy.leave()
-            service.admission.leave(ticket)
+                service.occupancy.leave()
+                service.admission.leave(ticket)
+
+    def _admitted(self, job: Job, ticket: Counted, trace: Trace) -> Exchange:
+        """The job, judged and on record. Raises `Unattainable`."""
+        service = self._service
+        service.admission.learn(ticket, sum(len(request.prompt) for request in job.requests))
+        exchange = Exchange(service.driver, service.metrics, service.admission, job, ticket)
+        trace.stream = job.asked.stream
+        service.traces.enter(trace, job.asked.head.id, job.requests)
+        return exchange
 
     async def _job(self, data: bytes, visit: Visit) -> Job:
         compiles = any(word in data for word in GRAMMAR)
@@ -80,6 +92,34 @@ class Generate:
         loop, service = asyncio.get_running_loop(), self._service
         pool = service.compilers if compiles else service.parsers
         return await loop.run_in_executor(pool, self._parse, self._service, data, visit)
+
+
+async def _limited(
+    exchange: Exchange, limit: float, receive: Receive, send: Send, trace: Trace
+) -> None:
+    """Answer within `limit` seconds, and put on record what came of it."""
+    late = TimedOut(f"the request took longer than the {limit:g} s that it may (--timeout)")
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(limit, exchange.driver.fail, exchange.ticket, late)
+    try:
+        await exchange.run(receive, send)
+    finally:
+        timer.cancel()
+        trace.outcome, trace.first = exchange.outcome, exchange.first
+        trace.num_output = exchange.reply.num_tokens
+        trace.num_cached = exchange.reply.num_cached
+
+
+def request_timeout(scope: Scope, most: float) -> float:
+    """Seconds that a request may take: those of x-octavo-timeout-ms, never more than `most`.
+    Raises `InvalidRequest`."""
+    given = header(scope, b"x-octavo-timeout-ms")
+    if not given:
+        return most
+    if not given.isdecimal() or not int(given[:18]) > 0:
+        text = "x-octavo-timeout-ms must be a whole number of milliseconds above 0"
+        raise InvalidRequest(text, "x-octavo-timeout-ms")
+    return min(most, int(given[:18]) / 1e3)
 
 
 async def body_of(service: Service, scope: Scope, receive: Receive) -> bytes | None:

@@ -19,6 +19,7 @@ from octavo.errors import (
     OctavoError,
     Overloaded,
     TenantLimit,
+    TimedOut,
     TooTight,
     Unattainable,
     UnknownModel,
@@ -44,11 +45,13 @@ def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
     elif isinstance(error, InvalidRequest):
         status, kind, code = 400, "invalid_request_error", error.code
     elif isinstance(error, TenantLimit):
-        status, kind, code = 429, "tokens", "rate_limit_exceeded"
+        status, kind, code = 429, error.kind, "rate_limit_exceeded"
     elif isinstance(error, Unattainable):
         status, kind, code = (429, "tokens", error.code) if error.own else (503, _OURS, error.code)
     elif isinstance(error, Overloaded):
         status, kind, code = 503, "server_error", "server_overloaded"
+    elif isinstance(error, TimedOut):
+        status, kind, code = 504, _OURS, error.code
     elif isinstance(error, EngineError):
         status, kind, code = 500, "server_error", "engine_error"
     elif isinstance(error, OctavoError):
@@ -93,10 +96,19 @@ _CODES = {
 }
 
 
+class AdminOnly(HTTPException):
+    """A path that wants an admin key, and was given another."""
+
+    code = "admin_key_needed"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(403, f"{path} needs an admin key")
+
+
 def word(error: Exception) -> str:
     """What went wrong, in a word for logs: never what was said."""
     if isinstance(error, HTTPException):
-        return _CODES.get(error.status_code, "http_error")
+        return getattr(error, "code", None) or _CODES.get(error.status_code, "http_error")
     return str(getattr(error, "code", None) or type(error).__name__)
 
 
@@ -111,7 +123,7 @@ def http_problem(error: HTTPException, scope: Scope) -> Response:
         "message": message,
         "type": "authentication_error" if status == 401 else "invalid_request_error",
         "param": None,
-        "code": _CODES.get(status),
+        "code": getattr(error, "code", None) or _CODES.get(status),
     }
     headers = dict(error.headers or {})
     if status == 401:

@@ -86,14 +86,21 @@ async def serve(
         timeout_graceful_shutdown=2,
         timeout_keep_alive=75,
         backlog=2048,
+        ssl_certfile=app.config.tls_cert,
+        ssl_keyfile=app.config.tls_key,
     )
-    config.load()
+    try:
+        config.load()
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        text = f"cannot use --tls-cert and --tls-key: {error}"
+        raise InvalidRequest(text, "tls_cert") from None
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     sys.setswitchinterval(SWITCH_INTERVAL)
     # What is loaded stays: the collector need not walk it again in mid-stream.
     gc.collect()
     gc.freeze()
+    app.certificate = config.ssl
     app.start()
     try:
         await server.startup(sockets=[bound])

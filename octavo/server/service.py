@@ -17,6 +17,7 @@ from octavo.errors import Overloaded, UnknownModel
 from octavo.server.deadlines import Deadlines
 from octavo.server.driver import Driver
 from octavo.server.exchange import Bodies
+from octavo.server.meters import Meters
 from octavo.server.metrics import Metrics
 from octavo.server.protocol import Limits
 from octavo.server.traces import Traces
@@ -99,6 +100,7 @@ class Service:
         scheduler = admission.scheduler
         journal = scheduler.stats.journal
         self.traces = Traces(config.traces, scheduler, journal, driver.clock)
+        self.meters = Meters(driver.clock)
         self.parsers = ThreadPoolExecutor(2, thread_name_prefix="octavo-parse")
         # Of their own: grammars that take long to compile keep no other request waiting.
         self.compilers = ThreadPoolExecutor(2, thread_name_prefix="octavo-compile")

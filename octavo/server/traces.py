@@ -16,6 +16,7 @@ from typing import Protocol
 from octavo.core.history import Journal
 from octavo.core.request import Request, Sequence
 from octavo.core.stats import Timing
+from octavo.server.meters import Meter
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class Trace:
     client: its address.
     arrival: its body was here; parsed: it was tokens; first: its first token came back. completion:
     the id in the answer. outcome: how it ended. ahead: sequences running and waiting when it came.
+    meter: what its key may use.
     """
 
     id: str
@@ -48,6 +50,7 @@ class Trace:
     num_cached: int = 0
     outcome: str = ""
     ahead: tuple[int, int] = (0, 0)
+    meter: Meter | None = None
     timings: list[Timing] = field(default_factory=list)
 
     @property
