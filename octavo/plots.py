@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,89 @@ def headline(drawing: Any, text: str, beneath: str = "") -> None:
     if beneath:
         drawing.text(0.01, 0.985 - 0.32 / drawing.get_figheight(), beneath, ha="left", va="top",
                      color=FAINT, fontsize=9)  # fmt: skip
+
+
+class Labels:
+    """Words beside dots, each where nothing else stands: all are known before the first is placed.
+
+    The layout and the limits of the axes must be settled. Units inside are points of the page.
+    """
+
+    def __init__(self, axes: Any, size: float = 8.5) -> None:
+        self._axes = axes
+        self._size = size
+        self._wanted: list[tuple[str, tuple[float, float], str, float]] = []
+        self._strokes: list[tuple[float, float]] = []
+        self._boxes: list[tuple[float, float, float, float]] = []
+
+    def put(self, text: str, at: tuple[float, float], colour: str, radius: float) -> None:
+        """A label for the dot at `at` (in data) of so many points' radius."""
+        self._wanted.append((text, at, colour, radius))
+
+    def avoid(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        """A line (in data) that no label shall stand on."""
+        (x, y), (to_x, to_y) = self._points(start), self._points(end)
+        steps = max(2, int(math.hypot(to_x - x, to_y - y) / 3))
+        self._strokes += [
+            (x + (to_x - x) * i / steps, y + (to_y - y) * i / steps) for i in range(steps + 1)
+        ]
+
+    def place(self) -> None:
+        """Write them all."""
+        dots = [(*self._points(at), radius) for _, at, _, radius in self._wanted]
+        for text, at, colour, radius in self._wanted:
+            x, y = self._points(at)
+            spots = [
+                (radius + ring, angle * math.pi / 8)
+                for ring in (4.0, 12.0, 22.0, 34.0, 48.0)
+                for angle in (4, 12, 0, 8, 2, 6, 14, 10, 3, 5, 13, 11, 1, 7, 15, 9)
+            ]
+            boxes = [self._box(text, x, y, reach, angle) for reach, angle in spots]
+            costs = [self._cost(box, dots) + 0.02 * i for i, box in enumerate(boxes)]
+            best = min(range(len(boxes)), key=lambda i: costs[i])
+            box = boxes[best]
+            self._boxes.append(box)
+            where = ((box[0] + box[2]) / 2 - x, (box[1] + box[3]) / 2 - y)
+            far = spots[best][0] - radius > 14
+            line = {"arrowstyle": "-", "color": colour, "lw": 0.7, "shrinkB": radius}
+            self._axes.annotate(
+                text, at, xytext=where, textcoords="offset points", ha="center", va="center",
+                fontsize=self._size, color=colour, zorder=4, arrowprops=line if far else None,
+            )  # fmt: skip
+
+    def _points(self, at: tuple[float, float]) -> tuple[float, float]:
+        x, y = self._axes.transData.transform(at) * 72 / self._axes.figure.dpi
+        return float(x), float(y)
+
+    def _box(
+        self, text: str, x: float, y: float, reach: float, angle: float
+    ) -> tuple[float, float, float, float]:
+        """The box of a text whose nearest edge is `reach` away in that direction."""
+        lines = text.split("\n")
+        wide = 0.29 * self._size * max(map(len, lines)) + 2
+        high = 0.6 * self._size * len(lines) + 1
+        x += math.cos(angle) * (reach + wide)
+        y += math.sin(angle) * (reach + high)
+        return x - wide, y - high, x + wide, y + high
+
+    def _cost(
+        self,
+        box: tuple[float, float, float, float],
+        dots: Sequence[tuple[float, float, float]],
+    ) -> float:
+        """How much stands in the way of a label in that box."""
+        left, low, right, high = box
+        cost = 0.0
+        for a, b, c, d in self._boxes:
+            cost += 10.0 * (a < right and c > left and b < high and d > low)
+        for x, y, radius in dots:
+            dx = max(left - x, 0.0, x - right)
+            dy = max(low - y, 0.0, y - high)
+            cost += 6.0 * (math.hypot(dx, dy) < radius + 1)
+        cost += sum(2.0 for x, y in self._strokes if left < x < right and low < y < high)
+        edge_x, edge_y = self._axes.get_window_extent().get_points() * 72 / self._axes.figure.dpi
+        outside = left < edge_x[0] or right > edge_y[0] or low < edge_x[1] or high > edge_y[1]
+        return cost + 20.0 * outside
 
 
 def save(drawing: Any, path: str | Path) -> None:

@@ -61,8 +61,11 @@ def measure(
 
     names = [str(n) for n in sorted(plan.chunks)]
     alone = run(names[-1], streams)
-    spaces = [alone.seconds * (i + 0.5) / plan.prompts for i in range(plan.prompts)]
-    visits = [*streams, *(Visit(at, plan.prompt, 2) for at in spaces)]
+    whole = run(names[-1], [Visit(0.0, plan.prompt, 2)]).seconds
+    # Far enough apart that one prompt is in before the next one comes.
+    space = alone.seconds / plan.prompts + whole
+    long = [Visit((i + 0.3) * space, plan.prompt, 2) for i in range(plan.prompts)]
+    visits = [*streams, *long]
     found = stage.in_turn(names, plan.repeats, lambda name, _: run(name, visits), watch)
     return {
         "model": assembly.name,

@@ -319,13 +319,18 @@ def draw(values: dict[str, Any], path: str) -> None:
     tokens = [row["tokens"] for row in native]
     _draw_speed(panels[0], values)
     _lines(panels[1], tokens, {k: [memory(r[k]) / 2**20 for r in native] for k in KINDS})
-    panels[1].set(title="peak memory beyond the inputs", ylabel="MiB", xlabel="tokens")
+    panels[1].set(title="Peak memory beyond the inputs", ylabel="MiB", xlabel="tokens")
     if count == 4:
         _draw_misses(panels[2], panels[3], simulated)
-    drawing.suptitle(
-        "Attention that writes its scores to memory, and attention that does not",
-        x=0.01, ha="left", fontweight="bold", fontsize=13,
-    )  # fmt: skip
+    handles, labels = panels[0].get_legend_handles_labels()
+    drawing.legend(handles, labels, loc="outside lower center", ncols=2)
+    last = native[-1]
+    less = memory(last["naive"]) / memory(last["flash"])
+    plots.headline(
+        drawing,
+        f"Scores that stay in a tile: {less:.0f} times less memory at {last['tokens']:,} tokens",
+        f"one layer's causal attention, {values['threads']} threads, {values['isa']}",
+    )
     plots.save(drawing, path)
 
 
@@ -341,9 +346,8 @@ def _draw_speed(axes: Any, values: dict[str, Any]) -> None:
     axes.set_yscale("linear")
     axes.set_ylim(0, peak * 1.25)
     axes.axhline(peak, color=plots.INK, lw=1.3)
-    axes.text(tokens[0], peak * 1.02, f"bf16 peak, {peak:.0f} Gop/s", fontsize=9)
-    axes.legend(loc="lower right", fontsize=9)
-    axes.set(title="speed", ylabel="Gop/s", xlabel="tokens")
+    axes.text(tokens[0], peak * 1.03, f"bf16 peak, {peak:.0f} Gop/s", fontsize=9)
+    axes.set(title="Speed", ylabel="Gop/s", xlabel="tokens")
 
 
 NAMES = {"naive": "naive: scores in memory", "flash": "ours: scores in a tile"}
@@ -357,7 +361,7 @@ def _lines(axes: Any, x: Sequence[float], series: dict[str, list[float]]) -> Non
         axes.plot(x, y, "o-", color=COLOURS[kind], label=NAMES[kind], lw=1.8, ms=5)
     axes.set_xticks(x, [_count(n) for n in x])
     axes.minorticks_off()
-    axes.legend(loc="upper left", fontsize=9)
+    plots.round_ticks(axes.yaxis)
 
 
 def _count(n: float) -> str:
@@ -374,8 +378,9 @@ def _draw_misses(over_n: Any, over_m: Any, simulated: dict[str, Any]) -> None:
     over_n.plot(tokens, [compulsory_lines(n, dim) for n in tokens], "--", color=theory["color"],
                 label="inputs and outputs once, ~ N d")  # fmt: skip
     cache = _size(simulated["cache"])
-    over_n.set(title=f"misses in a cache of {cache}", ylabel="lines", xlabel="tokens")
-    over_n.legend(loc="upper left", fontsize=9)
+    over_n.set(title=f"Misses in a cache of {cache}", ylabel="lines", xlabel="tokens")
+    theory_lines = over_n.get_lines()[len(KINDS) :]
+    over_n.legend(handles=theory_lines, loc="upper left", fontsize=9)
     cells = simulated["caches"]
     _lines(over_m, [c["cache"] for c in cells], {k: [c[k] for c in cells] for k in KINDS})
     over_m.set_xticks([c["cache"] for c in cells], [_size(c["cache"]) for c in cells])
@@ -383,5 +388,4 @@ def _draw_misses(over_n: Any, over_m: Any, simulated: dict[str, Any]) -> None:
     over_m.axvline(fits, color=plots.FAINT, ls=":", lw=1.2)
     over_m.text(fits * 1.05, over_m.get_ylim()[0] * 1.15, "K and V fit", color=plots.FAINT,
                 fontsize=9)  # fmt: skip
-    over_m.set(title=f"misses at {tokens[-1]} tokens", ylabel="lines", xlabel="last-level cache")
-    over_m.legend(loc="upper right", fontsize=9)
+    over_m.set(title=f"Misses at {tokens[-1]} tokens", ylabel="lines", xlabel="last-level cache")

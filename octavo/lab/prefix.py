@@ -36,7 +36,7 @@ class Plan:
     repeats: int = 3
     groups: int = 6
     group_system: int = 160
-    visits: int = 48
+    visits: int = 36
     rows: int = 4
     pools: tuple[int, ...] = (32, 48, 64, 96)
     policies: tuple[str, ...] = ("fcfs", "sjf", "slo")
