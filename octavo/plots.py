@@ -155,9 +155,10 @@ class Labels:
             dy = max(low - y, 0.0, y - high)
             cost += 6.0 * (math.hypot(dx, dy) < radius + 1)
         cost += sum(2.0 for x, y in self._strokes if left < x < right and low < y < high)
-        edge_x, edge_y = self._axes.get_window_extent().get_points() * 72 / self._axes.figure.dpi
-        outside = left < edge_x[0] or right > edge_y[0] or low < edge_x[1] or high > edge_y[1]
-        return cost + 20.0 * outside
+        edges = self._axes.get_window_extent().get_points() * 72 / self._axes.figure.dpi
+        (least_x, least_y), (most_x, most_y) = edges.tolist()
+        inside = left >= least_x and right <= most_x and low >= least_y and high <= most_y
+        return cost + 20.0 * (not inside)
 
 
 def save(drawing: Any, path: str | Path) -> None:
