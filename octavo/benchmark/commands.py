@@ -132,18 +132,13 @@ def kernels(
     other; `octavo bench step` takes them apart.
     """
     from octavo import plots
+    from octavo.benchmark import instrument, picture
     from octavo.benchmark import kernels as room
-    from octavo.benchmark import picture
-    from octavo.ceilings import measure_ceilings
 
     if plot:
         plots.require()
-    llm = loaded(take(EngineConfig, flags), as_json)
-    config = llm.config
-    note("measuring the machine", as_json)
-    ceilings = measure_ceilings(config.threads, config.isa)
     plan = room.Plan(batch, context, tokens, seconds)
-    report = room.measure(llm.assembly, plan, ceilings, lambda what: note(what, as_json))
+    report = instrument.use(room.measure, plan, take(EngineConfig, flags), as_json)
     if plot:
         picture.roofline(report, plot)
     if as_json:
@@ -217,17 +212,14 @@ def step(
     and others have not; much of it means an uneven split, or a machine that is busy elsewhere.
     """
     from octavo import plots
-    from octavo.benchmark import picture
+    from octavo.benchmark import instrument, picture
     from octavo.benchmark import step as room
-    from octavo.ceilings import measure_ceilings
 
     if plot:
         plots.require()
     plan = room.Plan(prompt, output, concurrency)
-    llm = loaded(dataclasses.replace(take(EngineConfig, flags), prefix_caching=False), as_json)
-    note("measuring the machine", as_json)
-    ceilings = measure_ceilings(llm.config.threads, llm.config.isa)
-    report = room.measure(llm.assembly, plan, ceilings, lambda what: note(what, as_json))
+    config = dataclasses.replace(take(EngineConfig, flags), prefix_caching=False)
+    report = instrument.use(room.measure, plan, config, as_json)
     if plot:
         picture.roofline(report, plot)
     if as_json:
@@ -288,16 +280,13 @@ def scaling(
     Says where there are cliffs: where the time grows a third faster than the model's.
     """
     from octavo import plots
+    from octavo.benchmark import instrument
     from octavo.benchmark import scaling as room
-    from octavo.ceilings import measure_ceilings
 
     if plot:
         plots.require()
-    llm = loaded(take(EngineConfig, flags), as_json)
-    note("measuring the machine", as_json)
-    ceilings = measure_ceilings(llm.config.threads, llm.config.isa)
     plan = room.Plan(tokens, context, batch, seconds=seconds)
-    report = room.measure(llm.assembly, plan, ceilings, lambda what: note(what, as_json))
+    report = instrument.use(room.measure, plan, take(EngineConfig, flags), as_json)
     if plot:
         room.draw(report, plot)
     if as_json:

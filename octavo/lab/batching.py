@@ -33,12 +33,12 @@ class Plan:
     """rates: multiples of the requests a second that are served one after another. rows: of a
     batch."""
 
-    rates: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-    requests: int = 24
+    rates: tuple[float, ...] = (0.7, 1.5, 3.0, 6.0)
+    requests: int = 16
     rows: int = 16
     repeats: int = 3
-    prompt: Sizes = field(default_factory=lambda: Sizes(64, 0.6, 256))
-    output: Sizes = field(default_factory=lambda: Sizes(32, 0.8, 128))
+    prompt: Sizes = field(default_factory=lambda: Sizes(48, 0.6, 192))
+    output: Sizes = field(default_factory=lambda: Sizes(24, 0.8, 96))
     seed: int = 0
 
     def settings(self) -> dict[str, Setting]:

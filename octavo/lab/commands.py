@@ -118,33 +118,27 @@ def phases(
 
     Whole steps of a real model on this machine's roofline: intensity, bound, time.
     """
-    from octavo.ceilings import measure_ceilings
+    from octavo.benchmark import instrument
     from octavo.lab import phases as room
     from octavo.lab.finding import conduct
 
-    config = take(EngineConfig, flags)
-
-    def experiment() -> Finding:
-        llm = loaded(config, as_json)
-        ceilings = measure_ceilings(llm.config.threads, llm.config.isa)
-        plan = room.Plan(tokens, batch, context)
-        values = room.measure(llm.assembly, plan, ceilings, lambda what: note(what, as_json))
-        return room.finding(values)
-
-    conduct(experiment, plot, as_json)
+    config, plan = take(EngineConfig, flags), room.Plan(tokens, batch, context)
+    conduct(
+        lambda: room.finding(instrument.use(room.measure, plan, config, as_json)), plot, as_json
+    )
 
 
 @lab.command(
     epilog="""\b
 Examples:
   octavo lab batching --plot batching.png
-  octavo lab batching --rates 1,2,4,8 --requests 40
+  octavo lab batching --rates 1,2,4,8 --requests 48 --rows 32
 """
 )
 @options(EngineConfig)
-@click.option("--rates", default="0.5,1,2,4", show_default=True, callback=multiples,
+@click.option("--rates", default="0.7,1.5,3,6", show_default=True, callback=multiples,
               help="Arrivals, in multiples of what one after another can serve.")  # fmt: skip
-@click.option("--requests", default=24, show_default=True, help="Requests of a run.")
+@click.option("--requests", default=16, show_default=True, help="Requests of a run.")
 @click.option("--rows", default=16, show_default=True, help="Requests in a batch at most.")
 @repeats
 @plot_option

@@ -325,6 +325,8 @@ Examples:
 @click.option(
     "--seed", default=0, show_default=True, help="Of what is drawn: trace, noise, samples."
 )
+@click.option("--requests", type=click.Path(dir_okay=False), metavar="FILE",
+              help="Write a line of JSON for each request of each run.")  # fmt: skip
 @plot_option
 @as_json
 def simulate(trace: str, **flags: Any) -> None:
@@ -342,6 +344,8 @@ def simulate(trace: str, **flags: Any) -> None:
         return
 
     made = list(_simulations(trace, flags))
+    if flags["requests"]:
+        _write_rows(made, flags["requests"])
     if flags["plot"]:
         from octavo.sim.pictures import draw_runs
 
@@ -388,6 +392,19 @@ def _simulations(trace: str, flags: dict[str, Any]) -> Iterator[tuple[Any, Any]]
                 name = policy if len(budgets) == 1 else f"{policy} {budget}"
                 name = name if len(rates) == 1 else f"{name} at {rate:g}/s"
                 yield run, report(run, slo, name)
+
+
+def _write_rows(made: list[tuple[Any, Any]], path: str) -> None:
+    """Every request of every run. Raises `InvalidRequest` where the file cannot be written."""
+    from octavo.sim.report import row
+
+    try:
+        with Path(path).open("w") as file:
+            for run, one in made:
+                for outcome in run.outcomes:
+                    file.write(json.dumps(row(outcome, one.slo, one.name)) + "\n")
+    except OSError as error:
+        raise InvalidRequest(f"{path}: {error.strerror}", "requests") from error
 
 
 def _trimmed(load: Workload, flags: dict[str, Any]) -> Workload:

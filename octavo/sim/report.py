@@ -155,6 +155,30 @@ def report(run: Run, slo: Slo = NO_SLO, name: str = "", warmup: float = 0.0) -> 
     )
 
 
+def row(outcome: Outcome, slo: Slo, name: str) -> dict[str, Any]:
+    """One request of the run called `name`, for a log; a log of one run is a trace again. Times in
+    seconds; output_tokens of a refused one are those that it asked for."""
+    item = outcome.item
+    served = not outcome.refused and outcome.finished is not None
+    return {
+        "run": name,
+        "request_id": item.id,
+        "arrival_s": item.at,
+        "prompt_tokens": item.prompt,
+        "output_tokens": outcome.num_output if served else item.output,
+        "cached_tokens": outcome.num_cached,
+        "tenant": item.tenant,
+        "priority": item.priority,
+        "replica": outcome.replica,
+        "preemptions": outcome.num_preemptions,
+        "refused": outcome.refused or None,
+        "ttft_s": outcome.ttft,
+        "tpot_s": outcome.tpot,
+        "e2e_s": outcome.e2e,
+        "met": met(slo, outcome),
+    }
+
+
 def times_table(one: Report) -> tuple[list[str], list[list[str]]]:
     """(head, rows) of a run's distributions, in milliseconds."""
     head = ["ms", "mean", "P50", "P90", "P95", "P99", "max"]

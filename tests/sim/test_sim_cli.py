@@ -52,6 +52,22 @@ def test_simulate_compares_and_reports(tmp_path: Path) -> None:
     assert made[0]["attainment"] == 1.0
 
 
+def test_every_simulated_request_can_be_written_down(tmp_path: Path) -> None:
+    words = ("simulate", SAMPLE, "--head", "40", "-m", "llama-3.2-1b", "--slo-ttft", "500")
+    rows = tmp_path / "rows.jsonl"
+    made = json.loads(call(*words, "--requests", str(rows), "--json").stdout)[0]
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert len(found) == made["sent"] == 40
+    assert sum(row["met"] for row in found) == made["good"]
+    assert max(row["ttft_s"] for row in found) == made["ttft_s"]["most"]
+    assert sum(row["output_tokens"] for row in found) == round(
+        made["output_tokens_per_s"] * made["seconds"]
+    )
+    again = json.loads(call("simulate", str(rows), *words[4:], "--json").stdout)[0]
+    assert again["ttft_s"] == made["ttft_s"]  # a log of one run is a trace again
+    assert call(*words, "--requests", str(tmp_path / "no" / "x")).exit_code == 1
+
+
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 HEAD = (
     '{"kind":"head","version":1,"policy":"fcfs","max_waiting":9,"prefix_caching":true,'
