@@ -81,7 +81,7 @@ def ask(house: House, number: int) -> str:
 
 
 def test_what_watchers_put_together_is_the_truth_and_has_no_text_in_it() -> None:
-    with outside(House(FakeExecutor(seconds=0.004))) as house:
+    with outside(House(FakeExecutor(seconds=0.004), port=0)) as house:
         mirror, many = Mirror(), threading.Event()
 
         def done(m: Mirror) -> bool:
@@ -113,7 +113,7 @@ def test_what_watchers_put_together_is_the_truth_and_has_no_text_in_it() -> None
 
 
 def test_shared_blocks_and_the_prefix_tree_are_seen() -> None:
-    with outside(House(FakeExecutor(seconds=0.02))) as house:
+    with outside(House(FakeExecutor(seconds=0.02), port=0)) as house:
         mirror = Mirror()
         with ThreadPoolExecutor(5) as pool:
             ask(house, 0)  # publishes the prefix
@@ -128,7 +128,7 @@ def test_shared_blocks_and_the_prefix_tree_are_seen() -> None:
 
 
 def test_waiting_sequences_say_why() -> None:
-    with outside(House(FakeExecutor(seconds=0.02, blocks=24))) as house:
+    with outside(House(FakeExecutor(seconds=0.02, blocks=24), port=0)) as house:
         mirror = Mirror()
         with ThreadPoolExecutor(6) as pool:
             bodies = [chat(f"{n} " * 60, max_tokens=60, ignore_eos=True) for n in range(6)]
@@ -142,7 +142,7 @@ def test_waiting_sequences_say_why() -> None:
 
 
 def test_nothing_is_kept_while_nobody_watches() -> None:
-    with outside(House()) as house:
+    with outside(House(port=0)) as house:
         ask(house, 1)
         assert house.scheduler.witness is unwatched
         watch(house, Mirror(), lambda m: m.state.get("counters", {}).get("steps", 0) > 0)
@@ -168,14 +168,17 @@ def test_a_look_that_fails_harms_nobody(monkeypatch: Any) -> None:
         raise RuntimeError("cannot look")
 
     monkeypatch.setattr(live, "look", broken)
-    with outside(House()) as house, httpx.stream("GET", house.url + LIVE) as answer:
+    with outside(House(port=0)) as house, httpx.stream("GET", house.url + LIVE) as answer:
         assert answer.status_code == 200
         assert ask(house, 1) == ask(house, 1)
 
 
 def test_watchers_are_few_and_leave_when_the_house_closes(monkeypatch: Any) -> None:
     monkeypatch.setattr(live, "WATCHERS", 1)
-    with outside(House()) as house, httpx.stream("GET", house.url + LIVE, timeout=10) as first:
+    with (
+        outside(House(port=0)) as house,
+        httpx.stream("GET", house.url + LIVE, timeout=10) as first,
+    ):
         lines = first.iter_lines()
         next(lines)
         second = httpx.get(house.url + LIVE)

@@ -1,0 +1,179 @@
+"""The live view in a real browser: what it shows is what the engine does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+from octavo.errors import InvalidRequest
+from tests.server.house import House, chat, outside
+from tests.web.acting import Actor
+from tests.web.browser import Page
+from tests.web.conftest import Visit
+
+LIVE = "document.querySelector('.state')?.classList.contains('live')"
+PREFIX = "you are kind " * 12
+
+
+@contextmanager
+def load(house: House, many: int) -> Iterator[list[threading.Thread]]:
+    """So many streams at once, with one beginning."""
+
+    def one(number: int) -> None:
+        body = chat(PREFIX + str(number), max_tokens=60 + 5 * number)
+        httpx.post(house.url + "/v1/chat/completions", json=body, timeout=60)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(many)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield threads
+    finally:
+        for thread in threads:
+            thread.join()
+
+
+@contextmanager
+def on_port(port: int) -> Iterator[House]:
+    """Another server, as soon as the port is free."""
+    for _ in range(100):
+        try:
+            made = outside(House(Actor(["Again."]), port=port))
+            house = made.__enter__()
+            break
+        except InvalidRequest:
+            time.sleep(0.1)
+    try:
+        yield house
+    finally:
+        made.__exit__(None, None, None)
+
+
+def cell(page: Page, name: str) -> str:
+    found = page.run(
+        "[...document.querySelectorAll('.cell')].find(c => c.querySelector('dt').innerText"
+        f" === '{name}').innerText"
+    )
+    return str(found)
+
+
+def test_under_load_the_picture_moves_and_ends_where_the_engine_ends(visit: Visit) -> None:
+    with visit("word " * 40, view="engine", seconds=0.02) as (house, page):
+        page.wait(LIVE)
+        with load(house, 16):
+            page.wait(
+                "/^1[0-6] sequences run/.test(document.querySelector('.batch canvas').ariaLabel)"
+            )
+            page.wait("/ [1-9]\\d* shared/.test(document.querySelector('.memory').innerText)")
+            label = page.run("document.querySelector('.memory canvas').ariaLabel")
+            assert "blocks held by one sequence" in label
+            page.wait("document.querySelector('.verdict')?.innerText.startsWith('step ')")
+        page.wait("document.querySelector('.batch canvas').ariaLabel.startsWith('0 sequences run')")
+        counters = house.scheduler.stats.counters
+        assert f"of {counters.prompt_tokens} prompt tokens" in cell(page, "Prompts cached")
+        assert f"{counters.cached_tokens:,} tokens not computed again" in page.text(".tree .aside")
+        assert f"{house.scheduler.blocks.num_cached} cached" in page.text(".memory .legend")
+        assert "p50" in cell(page, "First token")
+        assert " ms" in cell(page, "Each token")
+
+
+def test_pointing_at_a_lane_says_whose_it_is(visit: Visit) -> None:
+    with visit("word " * 100, view="engine", seconds=0.02) as (house, page):
+        page.wait(LIVE)
+        with load(house, 3):
+            page.wait("document.querySelector('.batch canvas').ariaLabel.startsWith('3 ')")
+            page.run("document.querySelector('.batch canvas').scrollIntoView({block: 'center'})")
+            box = page.run(
+                "document.querySelector('.batch canvas').getBoundingClientRect().toJSON()"
+            )
+            page.mouse(box["x"] + 20, box["y"] + 8)
+            page.wait("/prompt \\d+/.test(document.querySelector('.tip').innerText)")
+            # The keyboard's cursor does the same, on the map of blocks.
+            page.run("document.querySelector('.memory canvas').focus()")
+            page.key("ArrowLeft")
+            page.wait("document.querySelector('.tip').innerText.startsWith('block ')")
+
+
+def test_it_finds_its_way_back_after_a_restart(visit: Visit) -> None:
+    with visit("Yes.", view="engine") as (first, page):
+        page.wait(LIVE)
+        port = int(first.url.rpartition(":")[2])
+        for _ in range(2):
+            first.shutdown()
+        page.wait("document.querySelector('.state').classList.contains('lost')")
+        with on_port(port) as second:
+            page.wait(LIVE)
+            httpx.post(second.url + "/v1/chat/completions", json=chat("again"), timeout=20)
+            page.wait(
+                "/of [1-9]\\d* prompt tokens/.test(document.querySelector('.vitals').innerText)"
+            )
+        page.errors.clear()  # the network's own lines about the lost connection
+
+
+def test_keys_go_everywhere(visit: Visit) -> None:
+    with visit("Yes.", view="chat") as (_, page):
+        page.key("3")
+        page.wait("!document.querySelector('.chat') && !!document.querySelector('.engine')")
+        page.key("2")
+        page.wait("!!document.querySelector('.chat') && !!document.querySelector('.engine')")
+        page.key("/")
+        page.wait("document.activeElement.matches('.composer textarea')")
+        page.key("Escape")
+        page.wait("!document.activeElement.matches('textarea')")
+        page.key("?", shift=True)
+        page.wait("!!document.querySelector('dialog[open] kbd')")
+        page.key("Escape")
+        page.wait("!document.querySelector('dialog')")
+        before = page.run("document.documentElement.dataset.theme")
+        page.key("d")
+        page.wait(f"document.documentElement.dataset.theme !== '{before}'")
+        page.key("e")
+        page.wait("document.documentElement.classList.contains('expert')")
+
+
+def test_a_chat_alone_does_not_watch_the_engine(visit: Visit) -> None:
+    with visit("Yes.", view="chat") as (_, page):
+        page.wait("document.querySelector('.served').innerText.includes('fake')")
+        assert not any("engine/live" in url for url in page.requested)
+        page.key("3")
+        page.wait(LIVE)
+        page.key("1")
+        page.wait("!document.querySelector('.state')")
+
+
+def test_on_a_phone_nothing_sticks_out(visit: Visit) -> None:
+    with visit("A " + "long" * 60 + " word, and\n\n```\n" + "x" * 300 + "\n```\n", width=390) as (
+        house,
+        page,
+    ):
+        wide = "document.documentElement.scrollWidth"
+        assert page.run(wide) == 390
+        page.click(".composer textarea")
+        page.type("?")
+        page.key("Enter")
+        page.wait(
+            "!!document.querySelector('.answer') && !document.querySelector('[aria-busy=true]')"
+        )
+        assert page.run(wide) == 390
+        page.click(".views button:last-child")
+        with load(house, 4):
+            page.wait("!!document.querySelector('.cell')")
+        assert page.run(wide) == 390
+        assert page.run("document.querySelector('.engine').scrollWidth") <= 390
+
+
+def test_the_sample_conversations_fill_the_batch(visit: Visit) -> None:
+    with visit("some words " * 8, view="engine", seconds=0.03) as (house, page):
+        page.wait(LIVE)
+        page.click("button.demo")
+        page.wait(
+            "/^([4-9]|1\\d) sequences run/.test(document.querySelector('.batch canvas').ariaLabel)"
+        )
+        page.click("button.demo")
+        page.wait("document.querySelector('button.demo').innerText.startsWith('Start')")
+        assert house.idle(10)
+        assert house.scheduler.stats.counters.cached_tokens > 0

@@ -1,0 +1,99 @@
+/** The numbers that an operator looks at first, each with its last two minutes. */
+import type { JSX } from "preact";
+import { Canvas, count, quantile, share, time, type Surface } from "../draw";
+import { engine, tick, type Sample } from "../engine";
+
+const SPAN = 120; // seconds
+
+function curve(of: (sample: Sample) => number | null, colour: "write" | "read" | "cached" | "quiet", top?: () => number) {
+  return ({ ctx, width, height, ink }: Surface) => {
+    const samples = engine.samples;
+    if (samples.length < 2) return;
+    const now = engine.now;
+    const most = top ? top() : Math.max(1e-9, ...samples.map((sample) => of(sample) ?? 0));
+    ctx.beginPath();
+    let first = 0;
+    let last = 0;
+    let began = false;
+    for (const sample of samples) {
+      const value = of(sample);
+      if (value === null || now - sample.at > SPAN) continue;
+      const x = width * (1 - (now - sample.at) / SPAN);
+      const y = height - 1 - (height - 3) * Math.min(1, value / most);
+      if (began) ctx.lineTo(x, y);
+      else ctx.moveTo((first = x), y);
+      began = true;
+      last = x;
+    }
+    ctx.strokeStyle = ink[colour];
+    ctx.lineWidth = 1.25;
+    ctx.lineJoin = "round";
+    ctx.stroke();
+    ctx.lineTo(last, height);
+    ctx.lineTo(first, height);
+    ctx.globalAlpha = 0.14;
+    ctx.fillStyle = ink[colour];
+    ctx.fill();
+    ctx.globalAlpha = 1;
+  };
+}
+
+interface CellProps {
+  name: string;
+  value: string;
+  unit?: string;
+  note: string;
+  draw?: (surface: Surface) => void;
+}
+
+function Cell({ name, value, unit, note, draw }: CellProps): JSX.Element {
+  return (
+    <div class="cell">
+      <dt>{name}</dt>
+      <dd>
+        <b>{value}</b>
+        {unit && <small> {unit}</small>}
+      </dd>
+      {draw ? <Canvas label={`${name}, the last two minutes`} height={22} draw={draw} when={() => tick.value} /> : <i class="blank" />}
+      <p>{note}</p>
+    </div>
+  );
+}
+
+const CURVES = {
+  written: curve((s) => s.written, "write"),
+  read: curve((s) => s.read, "read"),
+  running: curve((s) => s.running, "write", () => Math.max(4, ...engine.samples.map((s) => Math.max(s.running, s.waiting)))),
+  held: curve((s) => s.held, "write", () => engine.about?.num_blocks ?? 1),
+  hit: curve((s) => s.hit, "cached", () => 1),
+};
+
+export function Vitals(): JSX.Element {
+  void tick.value;
+  const about = engine.about;
+  const sample = engine.samples.at(-1);
+  const fresh = engine.samples.slice(-4);
+  const mean = (of: (s: Sample) => number) => (fresh.length ? fresh.reduce((sum, s) => sum + of(s), 0) / fresh.length : 0);
+  const { ttft, tpot } = engine.times();
+  ttft.sort((a, b) => a - b);
+  tpot.sort((a, b) => a - b);
+  const tails = (times: number[]) =>
+    times.length ? `p90 ${time(quantile(times, 0.9))} · p99 ${time(quantile(times, 0.99))}` : "nobody has ended yet";
+  const prompts = engine.counters["prompt_tokens"] ?? 0;
+  const drafted = engine.counters["drafted_tokens"] ?? 0;
+  const held = sample ? engine.held : 0;
+  return (
+    <dl class="vitals">
+      <Cell name="Writes" value={count(mean((s) => s.written))} unit="tok/s" draw={CURVES.written}
+        note={drafted ? `${share(engine.counters["accepted_tokens"] ?? 0, drafted)} of guesses held` : "tokens generated"} />
+      <Cell name="Reads" value={count(mean((s) => s.read))} unit="tok/s" draw={CURVES.read} note="prompt tokens computed" />
+      <Cell name="Running" value={String(engine.running.length)} unit={about ? `of ${about.max_rows}` : ""} draw={CURVES.running}
+        note={engine.waiting ? `${engine.waiting} waiting` : "nobody waits"} />
+      <Cell name="Memory held" value={share(held, about?.num_blocks ?? 0)} draw={CURVES.held}
+        note={about ? `${count(held)} of ${count(about.num_blocks)} blocks` : ""} />
+      <Cell name="Prompts cached" value={share(engine.counters["cached_tokens"] ?? 0, prompts)} draw={CURVES.hit} note={`of ${count(prompts)} prompt tokens`} />
+      <Cell name="First token" value={time(quantile(ttft, 0.5))} unit="p50" note={tails(ttft)} />
+      <Cell name="Each token" value={time(quantile(tpot, 0.5))} unit="p50" note={tails(tpot)} />
+    </dl>
+  );
+}
