@@ -438,11 +438,12 @@ def serve(record: Any, **flags: Any) -> None:
     import asyncio
 
     engine, server = take(EngineConfig, flags), take(ServerConfig, flags)
-    from octavo.server import logs
+    from octavo.server import logs, memory
     from octavo.server import serve as serving
     from octavo.server.auth import Keys
     from octavo.server.deadlines import Deadlines
 
+    memory.steady()
     # Keys and port before the model: what is wrong is known at once, not after a download.
     Deadlines.read(engine.policy in ("slo", "fair-slo"), server.slo)
     keys, bound = Keys.read(server.api_key_file), serving.bind(server)

@@ -150,6 +150,9 @@ class ServerConfig:
     max_queued_tokens: int | None = knob(
         None, "Most prompt tokens waiting for their first token; more are told when to return."
     )
+    max_queued_seconds: float = knob(
+        300.0, "Most seconds that the prompts which wait would take, by this machine's own speed."
+    )
     max_tenant_tokens: int | None = knob(
         None, "Most tokens of one API key (or `user`) being served at once."
     )
@@ -163,7 +166,16 @@ class ServerConfig:
     )
     max_body: int = knob(16 * 2**20, "Largest request body.", size=True)
     max_n: int = knob(8, "Largest `n` of one request.")
+    max_bodies: int = knob(
+        256 * 2**20, "Most bytes of bodies that are on their way, of all requests.", size=True
+    )
+    max_head: int = knob(64 * 2**10, "Largest head (request line and headers).", size=True)
+    max_connections: int | None = knob(
+        None, "Most open connections (default: as many files as may be open, less some)."
+    )
     max_prompts: int = knob(64, "Most prompts in one completions request.")
+    max_stops: int = knob(4, "Most stop strings of one request.")
+    max_logprobs: int = knob(20, "Most alternatives that log-probabilities may be asked for.")
     strict: bool = knob(
         False, "Refuse unknown fields of requests; else they are named in x-octavo-ignored."
     )
@@ -176,6 +188,9 @@ class ServerConfig:
     log_level: Literal["debug", "info", "warning", "error"] = knob(
         "info", "Least that is said; debug has requests that only look (health, metrics) too."
     )
+    head_timeout: float = knob(30.0, "Seconds in which a head must have come.")
+    body_timeout: float = knob(60.0, "Seconds in which a body must have come.")
+    send_timeout: float = knob(60.0, "Seconds after which a client that reads nothing is dropped.")
     keepalive: float = knob(10.0, "Seconds of silence before a stream gets a comment line.")
     drain: float = knob(30.0, "Seconds that running requests get to finish on shutdown.")
     stall: float = knob(60.0, "Seconds without a finished step before /ready says no.")
@@ -188,7 +203,13 @@ class ServerConfig:
             most = getattr(self, name)
             _need(most is None or most >= 1, name, "at least 1", most)
         _need(self.max_stored >= 0, "max_stored", "at least 0", self.max_stored)
-        for name in ("keepalive", "stall", "timeout"):
+        for name in ("max_stops", "max_bodies", "max_head", "max_connections"):
+            most = getattr(self, name)
+            _need(most is None or most >= 1, name, "at least 1", most)
+        _need(0 <= self.max_logprobs <= 20, "max_logprobs", "in [0, 20]", self.max_logprobs)
+        for name in ("keepalive", "stall", "timeout", "head_timeout", "body_timeout"):
+            _need(getattr(self, name) > 0, name, "above 0", getattr(self, name))
+        for name in ("send_timeout", "max_queued_seconds"):
             _need(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         _need(self.drain >= 0, "drain", "at least 0", self.drain)
         _need(0 <= self.traces <= 10**6, "traces", "in [0, 1000000]", self.traces)

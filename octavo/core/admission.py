@@ -35,11 +35,13 @@ LEAST_SHARE = 0.05  # of the steps' time that prefill has in any case
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Caps on what is in the house; None is no cap. queued_tokens: of prompts that have no first
-    token yet. tenant_tokens: of one tenant, from the door to the end. weights: shares of tenants
-    (1 if not named), for telling who is over its own."""
+    token yet; queued_seconds: the same, as predicted time of prefill. tenant_tokens: of one tenant,
+    from the door to the end. weights: shares of tenants (1 if not named), for telling who is over
+    its own."""
 
     queued_tokens: int | None = None
     tenant_tokens: int | None = None
+    queued_seconds: float | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -85,6 +87,13 @@ class Admission:
         if most is not None and self.queued_tokens and self.queued_tokens + tokens > most:
             text = f"about {self.queued_tokens:.0f} prompt tokens wait already (the cap is {most})"
             raise self._capped(Overloaded(text, self._scheduler.retry_after()))
+        most_seconds = limits.queued_seconds
+        if most_seconds is not None and self.queued_tokens:
+            w = self._scheduler.model.coefficients
+            seconds = (self.queued_tokens + tokens) * (w.token + w.bend)
+            if seconds > most_seconds:
+                text = f"about {seconds:.0f} s of prompts wait (the cap is {most_seconds:g} s)"
+                raise self._capped(Overloaded(text, seconds - most_seconds))
         most = limits.tenant_tokens
         if most is not None and own and own + tokens > most:
             text = f"about {own:.0f} tokens of yours are being served (the cap is {most})"

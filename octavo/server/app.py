@@ -57,7 +57,6 @@ ENDPOINTS = (  # modules with `routes(service)`
 )
 OPEN_PATHS = ("/health", "/ready", "/")
 ADMIN_PATHS = ("/metrics", "/v1/engine/live")  # of all keys; where some keys are admin's
-SEND_SECONDS = 60.0  # a client that reads nothing for so long has left
 
 
 log = logging.getLogger("octavo")
@@ -194,13 +193,13 @@ class App:
 
     async def _ping(self) -> None:
         """Wake streams that have been silent for too long; drop clients that do not read."""
-        pause = self.config.keepalive
+        pause, unread = self.config.keepalive, self.config.send_timeout
         while True:
             await asyncio.sleep(pause / 8)
             now = self.service.driver.clock()
             for ticket in self.service.driver.tickets:
                 if ticket.sending:
-                    if now - ticket.touched > SEND_SECONDS and ticket.task is not None:
+                    if now - ticket.touched > unread and ticket.task is not None:
                         ticket.gone = True
                         ticket.task.cancel()
                 elif ticket.touched and now - ticket.touched >= pause * 7 / 8:

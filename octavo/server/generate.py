@@ -25,7 +25,6 @@ from octavo.server.traces import Trace
 
 INLINE_BODY = 4 * 1024  # longer bodies are parsed and tokenised in a thread
 GRAMMAR = (b'"response_format"', b'"structured_outputs"', b'"tools"')  # may need a compiler
-BODY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +123,12 @@ def request_timeout(scope: Scope, most: float) -> float:
 
 async def body_of(service: Service, scope: Scope, receive: Receive) -> bytes | None:
     """The whole body, or None if the client left. Raises HTTP 408, 413, and `Overloaded`."""
+    seconds = service.config.body_timeout
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(seconds):
             return await service.bodies.read(scope, receive)
     except TimeoutError:
-        raise HTTPException(408, f"the body took over {BODY_SECONDS:g} s") from None
+        raise HTTPException(408, f"the body took over {seconds:g} s") from None
 
 
 def granted(

@@ -14,7 +14,6 @@ from octavo.server.deadlines import SloBody
 from octavo.server.decoding import Ignored, Refused, decode, refuse
 from octavo.server.structured import ResponseFormat, Structured, wanted
 
-MAX_STOPS = 4
 COMPLETION_TOKENS = 16  # the OpenAI default of /v1/completions
 
 METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
@@ -152,6 +151,8 @@ class Limits:
     max_prompts: int = 64
     priority: bool = False
     strict: bool = False
+    max_stops: int = 4
+    max_logprobs: int = MAX_TOP_LOGPROBS
 
 
 def parse(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ignored]:
@@ -202,12 +203,16 @@ def sampling(body: ChatBody | CompletionBody, limits: Limits) -> SamplingParams:
         "stop_token_ids": _tuple(body.stop_token_ids),
         "allowed_token_ids": _tuple(body.allowed_token_ids),
         "banned_token_ids": _tuple(body.banned_token_ids),
-        "stop": _stops(body.stop),
+        "stop": _stops(body.stop, limits.max_stops),
         "logit_bias": _bias(body.logit_bias),
         "structured_outputs": wanted(body.response_format, body.structured_outputs),
     }
     kept = {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(max_tokens=_max_tokens(body), **_logprobs(body), **kept)
+    logprobs = _logprobs(body)
+    if logprobs.get("logprobs", 0) > limits.max_logprobs:
+        name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
+        raise InvalidRequest(f"{name} must be at most {limits.max_logprobs} on this server", name)
+    return SamplingParams(max_tokens=_max_tokens(body), **logprobs, **kept)
 
 
 def _prediction(body: ChatBody | CompletionBody) -> str | None:
@@ -244,12 +249,12 @@ def _logprobs(body: ChatBody | CompletionBody) -> dict[str, Any]:
     return {"logprobs": top or 0} if body.logprobs else {}
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...] | None:
+def _stops(stop: str | list[str] | None, most: int) -> tuple[str, ...] | None:
     if stop is None:
         return None
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(stops) > MAX_STOPS:
-        raise InvalidRequest(f"at most {MAX_STOPS} stop strings, got {len(stops)}", "stop")
+    if len(stops) > most:
+        raise InvalidRequest(f"at most {most} stop strings, got {len(stops)}", "stop")
     return stops
 
 

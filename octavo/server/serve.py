@@ -28,6 +28,7 @@ from octavo.server.driver import RESTART_SECONDS, Driver
 from octavo.server.live import measured_floor
 from octavo.server.metrics import Metrics
 from octavo.server.service import Served
+from octavo.server.wire import wire
 
 log = logging.getLogger("octavo")
 
@@ -75,7 +76,7 @@ async def serve(
     """Serve until `shutdown` is asked for. `ready` is called once connections are taken."""
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=wire(app.config),
         ws="none",
         lifespan="off",
         log_level="warning",
@@ -163,7 +164,12 @@ def application(made: Assembly, config: ServerConfig, keys: Keys) -> App:
         timed=made.engine.scheduler.policy.timed,
     )
     driver = Driver(made.engine, timings=made.engine.scheduler.stats.take_timings)
-    limits = Limits(config.max_queued_tokens, config.max_tenant_tokens, keys.weights)
+    limits = Limits(
+        config.max_queued_tokens,
+        config.max_tenant_tokens,
+        config.max_queued_seconds,
+        keys.weights,
+    )
     admission = Admission(made.engine.scheduler, limits)
     app = App(served, driver, config, Metrics(made.engine.snapshot), keys, admission)
     app.service.measured_floor = measured_floor(made)

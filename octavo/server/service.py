@@ -23,7 +23,6 @@ from octavo.server.protocol import Limits
 from octavo.server.traces import Traces
 from octavo.text import Tokenizer
 
-BODIES = 16  # largest bodies that may be on their way at once, or as many bytes of smaller ones
 Template = Callable[[list[dict[str, str]]], list[int]]
 
 
@@ -94,9 +93,16 @@ class Service:
         self.deadlines = Deadlines.read(served.timed, config.slo)
         self.draining = False
         self.measured_floor: Callable[[], Coefficients] | None = None  # a step's least time
-        self.bodies = Bodies(config.max_body, BODIES * config.max_body)
+        self.bodies = Bodies(config.max_body, config.max_bodies)
         self.occupancy = Occupancy(config.max_queue, driver.clock)
-        self.limits = Limits(config.max_n, config.max_prompts, served.priority, config.strict)
+        self.limits = Limits(
+            config.max_n,
+            config.max_prompts,
+            served.priority,
+            config.strict,
+            config.max_stops,
+            config.max_logprobs,
+        )
         scheduler = admission.scheduler
         journal = scheduler.stats.journal
         self.traces = Traces(config.traces, scheduler, journal, driver.clock)

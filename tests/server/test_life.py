@@ -61,9 +61,8 @@ def test_a_client_that_leaves_frees_its_blocks(stream: bool) -> None:
         assert house.engine.snapshot()["aborted"] == 1
 
 
-def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.server.app.SEND_SECONDS", 0.3)
-    with outside(House(port=0, keepalive=0.2)) as house:
+def test_a_client_that_does_not_read_is_dropped() -> None:
+    with outside(House(port=0, keepalive=0.2, send_timeout=0.3)) as house:
         body = chat(stream=True, n=8, logprobs=True, top_logprobs=20, **LONG)
         with raw(house, body):
             assert wait_for(lambda: house.app.service.occupancy.live == 1)

@@ -1,0 +1,134 @@
+"""uvicorn's HTTP protocol, with the caps that it lacks against strangers.
+
+A head (request line and headers) may have so many bytes and take so long, from the connection's
+first moment on: a client that sends nothing, a byte a second, or a header without end is closed
+(408, 431). So many connections may be open; one more is told to come back and closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from octavo.config import ServerConfig
+
+SPARE_FILES = 256  # descriptors that are not connections
+MOST_FILES = 65_536
+
+
+def most_files() -> int:
+    """Raise this process's limit of open files as far as it may; what it is then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return wanted if soft == resource.RLIM_INFINITY else soft
+
+
+def wire(config: ServerConfig) -> type[asyncio.Protocol]:
+    """The protocol for a server of that configuration."""
+    least = max(1, most_files() - SPARE_FILES)
+    most = config.max_connections if config.max_connections is not None else least
+
+    class Wire(_Wire):
+        max_connections = min(most, least)
+        max_head = config.max_head
+        head_seconds = config.head_timeout
+
+    return Wire
+
+
+class TooLong(Exception):
+    """The head has more bytes than it may."""
+
+
+class _Wire(HttpToolsProtocol):
+    max_connections = 0
+    max_head = 0
+    head_seconds = 0.0
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._in_head = True
+        self._size = 0
+        self._parsed = 0  # bytes of url and headers, of a head that came in one piece
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self._close(503, "all connections of this server are taken", b"retry-after: 5\r\n")
+        else:
+            self._wind_up()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwind()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._size += len(data)
+        super().data_received(data)
+        if self._in_head and self._size > self.max_head and not self.transport.is_closing():
+            self._close(431, f"a request's head may have {self.max_head} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._size, self._parsed = True, 0, 0
+        if self._timer is None:
+            self._wind_up()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._unwind()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._parsed > self.max_head:
+            self._close(431, f"a request's head may have {self.max_head} bytes")
+        elif not self.transport.is_closing():
+            super().send_400_response(msg)
+
+    def _count(self, size: int) -> None:
+        self._parsed += size
+        if self._parsed > self.max_head:
+            raise TooLong  # the parser stops; `send_400_response` is called then
+
+    def _wind_up(self) -> None:
+        self._timer = self.loop.call_later(self.head_seconds, self._late)
+
+    def _unwind(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self._close(408, f"the head did not come within {self.head_seconds:g} s")
+
+    def _close(self, status: int, text: str, more: bytes = b"") -> None:
+        """Say it in OpenAI's shape, as far as the client reads, and close."""
+        self._unwind()
+        kind = "server_error" if status == 503 else "invalid_request_error"
+        code = {408: "head_timeout", 431: "head_too_large", 503: "server_overloaded"}[status]
+        body = (
+            f'{{"error":{{"message":"{text}","type":"{kind}","param":null,"code":"{code}"}}}}'
+        ).encode()
+        head = b"HTTP/1.1 %d \r\ncontent-type: application/json\r\nconnection: close\r\n" % status
+        length = b"content-length: %d\r\n" % len(body)
+        self.transport.write(head + more + length + b"\r\n" + body)
+        self.transport.close()

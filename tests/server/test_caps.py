@@ -1,0 +1,232 @@
+"""Every cap at the door: configurable, kept, and named when it is met."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from octavo.config import ServerConfig
+from octavo.core.admission import Admission, Limits
+from octavo.core.request import NO_SLO
+from octavo.core.scheduler import Scheduler
+from octavo.core.steptime import Coefficients, StepModel
+from octavo.errors import InvalidRequest, Overloaded
+from octavo.server.wire import most_files
+from tests.server.fakes import FakeExecutor
+from tests.server.house import House, chat, completion, inside, outside
+from tests.server.test_life import CHAT
+
+pytestmark = pytest.mark.anyio
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.parametrize(
+    ("caps", "path", "fine", "over", "param"),
+    [
+        ({"max_n": 2}, CHAT, chat(n=2), chat(n=3), "n"),
+        ({"max_n": 2}, COMPLETIONS, completion(n=2), completion(n=3), "n"),
+        ({"max_prompts": 2}, COMPLETIONS, completion(["a"] * 2), completion(["a"] * 3), "prompt"),
+        ({"max_stops": 2}, CHAT, chat(stop=["a"] * 2), chat(stop=["a"] * 3), "stop"),
+        ({"max_stops": 9}, CHAT, chat(stop=["a"] * 9), chat(stop=["a"] * 10), "stop"),
+        ({}, CHAT, chat(stop=["a"] * 4), chat(stop=["a"] * 5), "stop"),
+        (
+            {"max_logprobs": 3},
+            CHAT,
+            chat(logprobs=True, top_logprobs=3),
+            chat(logprobs=True, top_logprobs=4),
+            "top_logprobs",
+        ),
+        ({"max_logprobs": 3}, COMPLETIONS, completion(logprobs=3), completion(logprobs=4),
+         "logprobs"),
+        ({}, CHAT, chat(logprobs=True, top_logprobs=20), chat(logprobs=True, top_logprobs=21),
+         "top_logprobs"),
+    ],
+)  # fmt: skip
+async def test_a_cap_on_a_request_is_kept_and_named(
+    caps: dict[str, Any], path: str, fine: dict[str, Any], over: dict[str, Any], param: str
+) -> None:
+    async with inside(House(**caps)) as client:
+        assert (await client.post(path, json=fine)).status_code == 200
+        refused = await client.post(path, json=over)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == param
+        assert re.search(r"at most \d+|\[0, \d+\]", refused.json()["error"]["message"])
+
+
+async def test_bytes_of_a_body_and_of_all_bodies() -> None:
+    async with inside(House(max_body=500)) as client:
+        assert (await client.post(CHAT, json=chat("x" * 1000))).status_code == 413
+    house = House(max_bodies=2000)
+    async with inside(house) as client:
+        assert (await client.post(CHAT, json=chat("x" * 1000))).status_code == 200
+        refused = await client.post(CHAT, json=chat("x" * 2000))
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        assert house.app.service.bodies.held == 0
+
+
+def test_prompts_that_wait_are_capped_by_the_time_they_would_take() -> None:
+    scheduler = Scheduler(FakeExecutor().capacity, model=StepModel(Coefficients(0.0, token=0.01)))
+    admission = Admission(scheduler, Limits(queued_seconds=10.0))
+    first = admission.enter("a", 3600, NO_SLO, 0.0)  # about 900 tokens: 9 s
+    with pytest.raises(Overloaded, match="the cap is 10 s") as error:
+        admission.enter("b", 800, NO_SLO, 0.0)
+    assert error.value.retry_after == pytest.approx(1.0)
+    admission.first_token(first)
+    alone = admission.enter("b", 80_000, NO_SLO, 0.0)  # alone it may, or it never could
+    admission.leave(alone)
+    admission.leave(first)
+    assert not admission.by_tenant
+
+
+# ---- on the wire ---------------------------------------------------------------------------------
+
+
+def connect(house: House) -> socket.socket:
+    host, port = house.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def answer(made: socket.socket) -> tuple[int, dict[str, Any]]:
+    """Status and JSON of what comes until the server closes."""
+    got = b""
+    while True:
+        try:
+            part = made.recv(65536)
+        except ConnectionResetError:
+            break
+        if not part:
+            break
+        got += part
+    head, _, body = got.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body) if body else {}
+
+
+def test_a_head_without_end_is_closed() -> None:
+    with outside(House(port=0, max_head=4000)) as house:
+        for piece in (b"x-a: b\r\n", b"x", b"x-a: " + b"b" * 200 + b"\r\n"):
+            with connect(house) as made:
+                made.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+                sent = 0
+                while sent < 200_000:
+                    try:
+                        made.sendall(piece * (1000 // len(piece)))
+                    except OSError:
+                        break
+                    sent += 1000
+                assert answer(made)[0] == 431
+        with connect(house) as made:  # in one piece, and whole
+            made.sendall(b"GET /health HTTP/1.1\r\nx-a: " + b"b" * 4000 + b"\r\n\r\n")
+            status, body = answer(made)
+            assert (status, body["error"]["code"]) == (431, "head_too_large")
+        with connect(house) as made:
+            made.sendall(b"GET /" + b"b" * 5000 + b" HTTP/1.1\r\n\r\n")
+            assert answer(made)[0] == 431
+        fine = httpx.get(house.url + "/health", headers={"x-a": "b" * 3000})
+        assert fine.status_code == 200
+        big = chat("x" * 30_000, max_tokens=1)  # a body is no head
+        assert httpx.post(house.url + CHAT, json=big).status_code == 400
+
+
+def test_a_head_that_does_not_come_is_closed() -> None:
+    with outside(House(port=0, head_timeout=0.3)) as house:
+        silent, slow = connect(house), connect(house)
+        slow.sendall(b"GET /health HT")
+        for made in (silent, slow):
+            status, body = answer(made)
+            assert (status, body["error"]["code"]) == (408, "head_timeout")
+            made.close()
+        with httpx.Client(base_url=house.url) as client:
+            assert client.get("/health").status_code == 200
+            time.sleep(0.5)  # between two requests it may be silent for longer
+            assert client.get("/health").status_code == 200
+        with connect(house) as made:  # a second head on the same connection has its time too
+            made.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he")
+            got = b""
+            while b"408" not in got:
+                part = made.recv(65536)
+                assert part, got
+                got += part
+            assert got.startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_that_does_not_come_is_closed() -> None:
+    with outside(House(port=0, body_timeout=0.3)) as house, connect(house) as made:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{"
+        made.sendall(head.encode())
+        got = b""
+        while b"body_timeout" not in got:
+            part = made.recv(65536)
+            assert part, got
+            got += part
+        assert got.startswith(b"HTTP/1.1 408")
+
+
+def test_one_connection_too_many_is_told_to_come_back() -> None:
+    with outside(House(port=0, max_connections=3)) as house:
+        held = [connect(house) for _ in range(3)]
+        for made in held:
+            made.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert made.recv(65536).startswith(b"HTTP/1.1 200")
+        with connect(house) as made:
+            status, body = answer(made)
+            assert (status, body["error"]["code"]) == (503, "server_overloaded")
+        held.pop().close()
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            try:
+                assert httpx.get(house.url + "/health").status_code == 200
+                break
+            except (AssertionError, httpx.TransportError):
+                time.sleep(0.02)
+        else:
+            raise AssertionError("the place was not free again")
+        for made in held:
+            made.close()
+
+
+def test_the_files_that_may_be_open_are_raised_as_far_as_may_be() -> None:
+    most = most_files()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft == most or soft == resource.RLIM_INFINITY
+    assert most == min(65536, hard) or hard == resource.RLIM_INFINITY or most >= 65536
+
+
+def test_malloc_takes_our_settings_where_it_is_glibcs() -> None:
+    code = "import platform; from octavo.server.memory import steady; " \
+           "assert steady() or platform.libc_ver()[0] != 'glibc'"  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_stops": 0},
+        {"max_logprobs": 21},
+        {"max_head": 0},
+        {"max_connections": 0},
+        {"max_bodies": 0},
+        {"head_timeout": 0.0},
+        {"body_timeout": -1.0},
+        {"send_timeout": 0.0},
+        {"max_queued_seconds": 0.0},
+    ],
+)
+def test_a_cap_that_makes_no_sense_is_named(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(InvalidRequest, match=name.replace("_", "-")):
+        ServerConfig(**wrong)
