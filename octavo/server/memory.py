@@ -24,4 +24,5 @@ def steady() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    return all([mallopt(what, value) == 1 for what, value in SETTINGS])
+    done = [mallopt(what, value) == 1 for what, value in SETTINGS]
+    return all(done)

@@ -80,7 +80,7 @@ async def test_bytes_of_a_body_and_of_all_bodies() -> None:
 
 
 def test_prompts_that_wait_are_capped_by_the_time_they_would_take() -> None:
-    scheduler = Scheduler(FakeExecutor().capacity, model=StepModel(Coefficients(0.0, token=0.01)))
+    scheduler = Scheduler(FakeExecutor().capacity, model=StepModel(Coefficients(1e-6, 0.01)))
     admission = Admission(scheduler, Limits(queued_seconds=10.0))
     first = admission.enter("a", 3600, NO_SLO, 0.0)  # about 900 tokens: 9 s
     with pytest.raises(Overloaded, match="the cap is 10 s") as error:
