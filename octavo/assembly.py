@@ -19,6 +19,7 @@ from octavo.config import EngineConfig, show_bytes
 from octavo.core.drafter import NoDrafter, PromptLookup
 from octavo.core.engine import Engine
 from octavo.core.executor import Executor
+from octavo.core.offline import behind
 from octavo.core.policies import policy_of
 from octavo.core.policy import Policy, fcfs
 from octavo.core.probe import learn_machine
@@ -65,11 +66,13 @@ def assemble(
     *,
     max_waiting: int = 1024,
     weights: Mapping[str, float] | None = None,
+    offline: bool = False,
     progress: Progress = no_progress,
 ) -> Assembly:
     """Fetch and load the model of `config`. Raises `ModelError`, `EngineError`, `InvalidRequest`.
 
     max_waiting: sequences that the scheduler lets wait. weights: shares of tenants, for `fair`.
+    offline: whether there will be requests that nobody waits for.
     """
     from octavo.models.hub import resolve
     from octavo.models.template import ChatTemplate
@@ -117,13 +120,14 @@ def assemble(
     parts_of = {part for spec in executor.program.weights for part in spec.parts}
     types = {part: checkpoint.tensor(part).type for part in parts_of}
     program = executor.program.typed(types)
+    policy = policy_of(config.policy, weights)
     made = put_together(
         text,
         executor,
         checkpoint.config.vocab_size,
         checkpoint.fingerprint,
         max_waiting,
-        Steering(policy_of(config.policy, weights), _prior(program, resolved)),
+        Steering(behind(policy) if offline else policy, _prior(program, resolved)),
     )
     return dataclasses.replace(made, program=program, facts=_facts(made, path, executor))
 

@@ -446,12 +446,14 @@ def serve(record: Any, **flags: Any) -> None:
     memory.steady()
     # Keys and port before the model: what is wrong is known at once, not after a download.
     Deadlines.read(engine.policy in ("slo", "fair-slo"), server.slo)
+    if record is not None and server.batch_dir is not None:
+        raise click.UsageError("--record and --batch-dir: batches are not recorded; give one")
     keys, bound = Keys.read(server.api_key_file), serving.bind(server)
     start = time.monotonic()
     if record is not None and engine.speculation != "off":
         _note("a recorded run does not speculate: guesses depend on the clock", False)
         engine = dataclasses.replace(engine, speculation="off")
-    made = _assemble(engine, False, weights=keys.weights)
+    made = _assemble(engine, False, weights=keys.weights, offline=server.batch_dir is not None)
     if record is not None:
         from octavo.sim.recording import Recorder
 

@@ -165,6 +165,14 @@ class ServerConfig:
         None, "Write the latest steps' shapes and times here (JSON lines) when the server ends."
     )
     max_body: int = knob(16 * 2**20, "Largest request body.", size=True)
+    batch_dir: str | None = knob(
+        None, "Keep files and batches in this directory: /v1/files and /v1/batches (default: off)."
+    )
+    max_file: int = knob(100 * 2**20, "Largest file to upload.", size=True)
+    max_file_storage: int = knob(2 * 2**30, "Most bytes of files of one API key.", size=True)
+    max_files: int = knob(1000, "Most files of one API key.")
+    max_batch_requests: int = knob(50_000, "Most requests in one batch.")
+    file_days: int = knob(30, "Days after which files are deleted.")
     max_n: int = knob(8, "Largest `n` of one request.")
     max_bodies: int = knob(
         256 * 2**20, "Most bytes of bodies that are on their way, of all requests.", size=True
@@ -197,7 +205,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         _need(0 <= self.port < 65536, "port", "in [0, 65535]", self.port)
-        for name in ("max_queue", "max_body", "max_n", "max_prompts"):
+        counts = ("max_queue", "max_body", "max_n", "max_prompts", "max_file", "max_files")
+        for name in (*counts, "max_file_storage", "max_batch_requests", "file_days"):
             _need(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("max_queued_tokens", "max_tenant_tokens"):
             most = getattr(self, name)

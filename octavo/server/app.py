@@ -22,8 +22,10 @@ from octavo.core.admission import Admission
 from octavo.errors import InvalidRequest
 from octavo.server import (
     account,
+    batches,
     chat,
     completions,
+    files,
     info,
     live,
     messages,
@@ -49,6 +51,8 @@ ENDPOINTS = (  # modules with `routes(service)`
     responses,
     messages,
     tokens,
+    files,
+    batches,
     info,
     account,
     live,
@@ -92,6 +96,8 @@ class App:
     def start(self) -> None:
         self.service.driver.start()
         self.watchdog.start()
+        for life in self.service.lives:
+            life.start()
         grammars = self.service.served.door.grammars
         if grammars is not None:  # what they share, before a stream could be held up by it
             self.service.compilers.submit(grammars.warm)
@@ -101,11 +107,20 @@ class App:
         if self._pinger is not None:
             self._pinger.cancel()
         self.watchdog.stop()
+        await self.rest()
         await self.service.driver.stop()
+        if self.service.store is not None:
+            self.service.store.close()
         self.service.parsers.shutdown(wait=False, cancel_futures=True)
         self.service.compilers.shutdown(wait=False, cancel_futures=True)
         if self.service.served.door.grammars is not None:
             self.service.served.door.grammars.close()
+
+    async def rest(self) -> None:
+        """No new work is taken, and what nobody waits for is put aside."""
+        self.service.draining = True
+        for life in self.service.lives:
+            await life.stop()
 
     def write_step_log(self) -> None:
         """The latest steps' shapes and times, if a file for them was given."""

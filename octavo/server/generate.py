@@ -63,7 +63,7 @@ class Generate:
             ticket = service.admission.enter(key.name if key else "", len(data), asked, arrival)
             service.occupancy.enter()
             try:
-                job = await self._job(data, Visit(key, arrival, asked))
+                job = await parsed(service, self._parse, data, Visit(key, arrival, asked))
                 lease.reserve(job.requests)
                 exchange = self._admitted(job, ticket, trace)
                 try:
@@ -83,14 +83,16 @@ class Generate:
         service.traces.enter(trace, job.asked.head.id, job.requests)
         return exchange
 
-    async def _job(self, data: bytes, visit: Visit) -> Job:
-        compiles = any(word in data for word in GRAMMAR)
-        # A name may be escaped too: such a body must not hold up the event loop either.
-        if len(data) <= INLINE_BODY and not compiles and b"\\u" not in data:
-            return self._parse(self._service, data, visit)
-        loop, service = asyncio.get_running_loop(), self._service
-        pool = service.compilers if compiles else service.parsers
-        return await loop.run_in_executor(pool, self._parse, self._service, data, visit)
+
+async def parsed(service: Service, parse: Parse, data: bytes, visit: Visit) -> Job:
+    """The job of a body, parsed where that holds nobody up. Raises what `parse` does."""
+    compiles = any(word in data for word in GRAMMAR)
+    # A name may be escaped too: such a body must not hold up the event loop either.
+    if len(data) <= INLINE_BODY and not compiles and b"\\u" not in data:
+        return parse(service, data, visit)
+    pool = service.compilers if compiles else service.parsers
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(pool, parse, service, data, visit)
 
 
 async def _limited(

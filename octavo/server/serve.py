@@ -125,7 +125,7 @@ async def serve(
 
 async def _drain(app: App, shutdown: Shutdown) -> None:
     """Wait for what is in the house; end it after `drain` seconds or when asked twice."""
-    app.service.draining = True
+    await app.rest()
     if not app.service.occupancy.live:
         log.info("stopping: nothing runs")
     else:

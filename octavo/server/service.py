@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 from octavo.config import ServerConfig
 from octavo.core.admission import Admission
@@ -20,6 +21,7 @@ from octavo.server.exchange import Bodies
 from octavo.server.meters import Meters
 from octavo.server.metrics import Metrics
 from octavo.server.protocol import Limits
+from octavo.server.store import Store
 from octavo.server.traces import Traces
 from octavo.text import Tokenizer
 
@@ -74,6 +76,13 @@ class Occupancy:
         return min(max(self.live / 2 / rate, 1.0), 120.0)
 
 
+class Life(Protocol):
+    """What runs beside the requests while the server does."""
+
+    def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
 class Service:
     """One served model with everything that its endpoints need. Used in the event loop."""
 
@@ -93,6 +102,8 @@ class Service:
         self.deadlines = Deadlines.read(served.timed, config.slo)
         self.draining = False
         self.measured_floor: Callable[[], Coefficients] | None = None  # a step's least time
+        self.store = Store(config.batch_dir) if config.batch_dir is not None else None
+        self.lives: list[Life] = []
         self.bodies = Bodies(config.max_body, config.max_bodies)
         self.occupancy = Occupancy(config.max_queue, driver.clock)
         self.limits = Limits(
