@@ -202,6 +202,90 @@ class Model(Struct):
     max_model_len: int
 
 
+class FileObject(Struct):
+    """A file; expires_at: when it is deleted, in Unix seconds."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    status: str
+    expires_at: int | None = None
+
+
+class FileList(Struct):
+    object: Literal["list"]
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileDeleted(Struct):
+    id: str
+    object: Literal["file"]
+    deleted: bool
+
+
+class BatchError(Struct):
+    """What is wrong with the input file, and in which line of it."""
+
+    code: str
+    line: int | None
+    message: str
+    param: str | None
+
+
+class BatchErrors(Struct):
+    object: Literal["list"]
+    data: list[BatchError]
+
+
+class BatchCounts(Struct):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchObject(Struct):
+    """A batch; times are Unix seconds, null until then."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling",
+        "cancelled",
+    ]  # fmt: skip
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: BatchCounts
+    usage: ResponseUsage
+    metadata: dict[str, str] | None
+
+
+class BatchList(Struct):
+    object: Literal["list"]
+    data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class ModelList(Struct):
     object: Literal["list"]
     data: list[Model]

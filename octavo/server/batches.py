@@ -17,7 +17,7 @@ from octavo.core.request import shown
 from octavo.errors import InvalidRequest, NotFound, TenantLimit
 from octavo.server.auth import Key
 from octavo.server.decoding import decode, said_ignored
-from octavo.server.files import absent, age, listed, owner_of, page_of
+from octavo.server.files import Nothing, age, listed, owner_of, page_of
 from octavo.server.generate import body_of
 from octavo.server.problems import reply_json
 from octavo.server.service import Service
@@ -30,12 +30,11 @@ MOST_HOURS = 168
 
 
 def routes(service: Service) -> list[Route]:
-    if service.store is None:
-        paths = ("/v1/batches", "/v1/batches/{path:path}")
-        return [Route(path, absent, methods=["GET", "POST"]) for path in paths]
-    shift = Shift(service, service.store)
-    service.lives.append(shift)
-    batches = Batches(service, service.store, shift)
+    batches: Batches | Nothing = Nothing()
+    if service.store is not None:
+        shift = Shift(service, service.store)
+        service.lives.append(shift)
+        batches = Batches(service, service.store, shift)
     return [
         Route("/v1/batches", batches.create, methods=["POST"]),
         Route("/v1/batches", batches.list, methods=["GET"]),

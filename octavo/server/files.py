@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
@@ -32,10 +33,7 @@ LEAST_AGE, MOST_AGE = 3600, 30 * DAY
 
 
 def routes(service: Service) -> list[Route]:
-    if service.store is None:
-        paths = ("/v1/files", "/v1/files/{path:path}")
-        return [Route(path, absent, methods=["GET", "POST", "DELETE"]) for path in paths]
-    files = Files(service.store, service.config)
+    files = Files(service.store, service.config) if service.store is not None else Nothing()
     return [
         Route("/v1/files", files.upload, methods=["POST"]),
         Route("/v1/files", files.list, methods=["GET"]),
@@ -45,9 +43,20 @@ def routes(service: Service) -> list[Route]:
     ]
 
 
-async def absent(request: Request) -> Response:  # noqa: ARG001
-    """What a server says that keeps nothing on disk."""
-    raise HTTPException(501, "this server keeps no files: start it with --batch-dir DIRECTORY")
+class FileForm(msgspec.Struct):
+    """The form of an upload; for the document. file is the file itself, purpose is batch."""
+
+    file: str
+    purpose: str
+
+
+class Nothing:
+    """The endpoints of a server that keeps nothing on disk."""
+
+    async def _absent(self, request: Request) -> Response:
+        raise HTTPException(501, "this server keeps no files: start it with --batch-dir DIRECTORY")
+
+    upload = create = list = retrieve = delete = content = cancel = _absent
 
 
 def owner_of(request: Request) -> str:

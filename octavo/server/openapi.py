@@ -19,7 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from octavo.server import answers
+from octavo.server.batches import BatchBody
 from octavo.server.decoding import IGNORED_HEADER, refused_fields
+from octavo.server.files import FileForm
 from octavo.server.messages import CountBody, MessagesBody
 from octavo.server.protocol import ChatBody, CompletionBody
 from octavo.server.responses import ResponsesBody
@@ -28,6 +30,7 @@ from octavo.server.tokens import DetokenizeBody, TokenizeBody
 
 OPENAI, ANTHROPIC, TEXT, LOOK, SELF = "OpenAI", "Anthropic", "Text", "Operation", "Documents"
 WORK = (400, 401, 403, 404, 408, 413, 429, 500, 503)
+KEPT = (401, 403, 404, 501)
 MESSAGES = (400, 401, 403, 404, 408, 413, 429, 500, 529)
 WORDS = {
     400: "The request cannot be served as asked; `param` names the field.",
@@ -38,6 +41,7 @@ WORDS = {
     413: "The body is too large.",
     429: "This key has its share already; `retry-after` says when to come back.",
     500: "This request failed inside the server.",
+    501: "This server keeps no files: it was started without `--batch-dir`.",
     503: "Full, not ready, or the deadlines cannot be met; `retry-after` says when to come back.",
     529: "Full; `retry-after` says when to come back.",
 }
@@ -45,7 +49,8 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One endpoint and method. answer: its JSON, or the media type of what is none."""
+    """One endpoint and method. answer: its JSON, or the media type of what is none. media: the
+    body's type."""
 
     method: str
     path: str
@@ -55,6 +60,7 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     streams: bool = False
     errors: tuple[int, ...] = (401, 403)
+    media: str = "application/json"
 
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -68,6 +74,22 @@ OPERATIONS: tuple[Operation, ...] = (
               answers.ResponseObject, errors=(400, 401, 403, 404)),
     Operation("delete", "/v1/responses/{id}", OPENAI, "Forget a response.",
               answers.ResponseDeleted, errors=(401, 403, 404)),
+    Operation("post", "/v1/files", OPENAI, "Keep a file of requests.",
+              answers.FileObject, FileForm, errors=(*WORK, 501), media="multipart/form-data"),
+    Operation("get", "/v1/files", OPENAI, "The files of this key.", answers.FileList,
+              errors=(400, 401, 403, 501)),
+    Operation("get", "/v1/files/{id}", OPENAI, "A file.", answers.FileObject, errors=KEPT),
+    Operation("delete", "/v1/files/{id}", OPENAI, "Delete a file.", answers.FileDeleted,
+              errors=KEPT),
+    Operation("get", "/v1/files/{id}/content", OPENAI, "What is in a file.",
+              "application/octet-stream", errors=KEPT),
+    Operation("post", "/v1/batches", OPENAI, "Answer a file of requests when there is time.",
+              answers.BatchObject, BatchBody, errors=(*WORK, 501)),
+    Operation("get", "/v1/batches", OPENAI, "The batches of this key.", answers.BatchList,
+              errors=(400, 401, 403, 501)),
+    Operation("get", "/v1/batches/{id}", OPENAI, "A batch.", answers.BatchObject, errors=KEPT),
+    Operation("post", "/v1/batches/{id}/cancel", OPENAI, "Stop a batch.", answers.BatchObject,
+              errors=KEPT),
     Operation("get", "/v1/models", OPENAI, "The model that is served.", answers.ModelList),
     Operation("get", "/v1/models/{id}", OPENAI, "The model of that name.", answers.Model,
               errors=(401, 403, 404)),
@@ -163,7 +185,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
         text = {"type": "string", "minLength": 1}
         made["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": text}]
     if operation.body is not None:
-        content = {"application/json": {"schema": _ref(operation.body)}}
+        content = {operation.media: {"schema": _ref(operation.body)}}
         made["requestBody"] = {"required": True, "content": content}
     return made
 
