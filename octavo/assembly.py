@@ -33,7 +33,7 @@ from octavo.ops.program import Program
 from octavo.ops.table import KV_DTYPES
 from octavo.text import Tokenizer
 
-Template = Callable[[list[dict[str, str]]], list[int]]
+Template = Callable[..., list[int]]  # messages, and what else a template takes
 Progress = Callable[[str, int, int], None]  # what is done ("fetch", "load"), done, total
 
 

@@ -15,9 +15,9 @@ from operator import index
 from octavo.core.executor import Capacity
 from octavo.core.request import NO_SLO, Request, SamplingParams, Slo, Tier, Watcher
 from octavo.errors import ContextOverflow, InvalidRequest, Unsupported
-from octavo.grammar.compiled import Grammars, GrammarWatcher
+from octavo.grammar.compiled import Grammars
 from octavo.runtime.sampling import validate
-from octavo.text import OutputText, StopWatcher, Tokenizer
+from octavo.text import OutputText, StopWatcher, Together, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class Door:
         if least:
             what = "min_tokens cannot be kept: a grammar decides where the text ends"
             raise Unsupported(what, "min_tokens")
-        matcher = self.grammars.compile(params.structured_outputs)
-        return lambda: GrammarWatcher(matcher(), stop() if stops else None)
+        grammar = self.grammars.watcher(params.structured_outputs)
+        return (lambda: Together(stop(), grammar())) if stops else grammar
 
     def _check_lengths(self, prompt: array[int], params: SamplingParams) -> None:
         if not prompt:

@@ -7,10 +7,10 @@ so both agree, and a stream's pieces join to what a plain answer would have been
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from octavo.core.request import FinishReason
+from octavo.core.request import FinishReason, Watcher
 
 
 class TokenStream(Protocol):
@@ -29,6 +29,8 @@ class Tokenizer(Protocol):
     def special_ids(self) -> frozenset[int]: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def chat_templates(self) -> Mapping[str, str]: ...
     def encode(self, text: str, *, bos: bool | None = None) -> list[int]: ...
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str: ...
     def stream(self, skip_special: bool = True, *, continuation: bool = False) -> TokenStream: ...
@@ -57,7 +59,7 @@ class StopScan:
             self._held = ""
             self.found = next(stop for stop in self._stops if text.startswith(stop, at))
             return text[:at], True
-        keep = max(_overlap(text, stop) for stop in self._stops)
+        keep = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
@@ -67,7 +69,7 @@ class StopScan:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if stop.startswith(text[-size:]):
@@ -139,3 +141,23 @@ class StopWatcher:
 
     def ahead(self, draft: Sequence[int]) -> list[bytes | None]:
         return [None] * len(draft)
+
+
+class Together:
+    """Two watchers of the same tokens: `stop` may end what `masks` would go on with."""
+
+    __slots__ = ("_masks", "_stop")
+
+    def __init__(self, stop: Watcher, masks: Watcher) -> None:
+        self._stop = stop
+        self._masks = masks
+
+    def advance(self, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+        kept, finish = self._stop.advance(tokens)
+        return (kept, finish) if finish is not None else self._masks.advance(tokens)
+
+    def mask(self, position: int) -> bytes | None:
+        return self._masks.mask(position)
+
+    def ahead(self, draft: Sequence[int]) -> Sequence[bytes | None]:
+        return self._masks.ahead(draft)

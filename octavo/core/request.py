@@ -46,8 +46,9 @@ class StructuredOutputs:
 
     json: a JSON schema, as an object or its text. json_object: any JSON object. regex: matches the
     whole text. choice: one of some texts. grammar: Lark or GBNF. strict: False ignores keywords of
-    a schema that cannot be enforced; True refuses them. param: the field of a request's body that
-    it comes from, to be named in errors.
+    a schema that cannot be enforced; True refuses them. after: it holds from the end of this text
+    on; what comes before is free, but that it begins with `first` and does not end the answer.
+    param: the field of a request's body that it comes from, to be named in errors.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -56,6 +57,8 @@ class StructuredOutputs:
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     strict: bool = True
+    after: str = ""
+    first: str = ""
     param: str = "structured_outputs"
 
     def __post_init__(self) -> None:

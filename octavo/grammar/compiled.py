@@ -10,7 +10,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo.core.request import FinishReason, StructuredOutputs, Watcher
 from octavo.errors import InvalidRequest
@@ -79,7 +79,28 @@ class Grammars:
         if len(text) > MAX_CHARS:
             what = f"{kind} has {len(text)} characters; at most {MAX_CHARS} are compiled"
             raise InvalidRequest(what, asked.param)
-        key = kind, text, asked.strict
+        return self._made(kind, text, asked.strict, asked.param)
+
+    def watcher(self, asked: StructuredOutputs) -> Callable[[], Watcher]:
+        """A maker of watchers for one request's choices. Raises `InvalidRequest`."""
+        matcher = self.compile(asked)
+        if not asked.after:
+            return lambda: GrammarWatcher(matcher())
+        first, end = None, asked.after.encode()
+        if asked.first:
+            first = self._made("choice", json.dumps([asked.first]), True, asked.param)
+        lead = Lead(end, self._going_on(), self._tokenizer.token_bytes)
+        return lambda: LeadWatcher(lead, first and first(), GrammarWatcher(matcher()))
+
+    def _going_on(self) -> bytes:
+        """A mask that allows all but the ends."""
+        mask = bytearray(b"\xff" * (self._vocab_size // 8 + 1))
+        for token in self._tokenizer.eos_ids:
+            mask[token >> 3] &= ~(1 << (token & 7))
+        return bytes(mask)
+
+    def _made(self, kind: str, text: str, strict: bool, param: str) -> Callable[[], Matcher]:
+        key = kind, text, strict
         with self._lock:
             found = self._kept.get(key)
             if found is not None:
@@ -88,7 +109,7 @@ class Grammars:
             found = self._compile(*key)
             self._keep(key, found)
         if isinstance(found, InvalidRequest):
-            raise InvalidRequest(f"{asked.param}: {found}", asked.param)
+            raise InvalidRequest(f"{param}: {found}", param)
         matcher = found
         return lambda: matcher.deep_copy()
 
@@ -133,25 +154,20 @@ def _text_of(asked: StructuredOutputs) -> tuple[str, str]:
 
 
 class GrammarWatcher:
-    """Holds one sequence to a grammar; `other` watches the same tokens, and may end it sooner.
+    """Holds one sequence to a grammar.
 
     A sequence ends with the token after which nothing more may come: its end token would only cost
     a step. What fails in the matcher is raised, and fails this sequence.
     """
 
-    __slots__ = ("_mask", "_matcher", "_other")
+    __slots__ = ("_mask", "_matcher")
 
-    def __init__(self, matcher: Matcher, other: Watcher | None = None) -> None:
+    def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
-        self._other = other
         self._mask: bytes | None = None
 
     def advance(self, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
         self._mask = None
-        if self._other is not None:
-            kept, finish = self._other.advance(tokens)
-            if finish is not None:
-                return kept, finish
         for index, token in enumerate(tokens):
             if not self._matcher.consume_token(token):
                 raise RuntimeError(f"the grammar failed: {self._matcher.get_error()}")
@@ -185,3 +201,61 @@ class GrammarWatcher:
         if self._matcher.is_error():
             raise RuntimeError(f"the grammar failed: {self._matcher.get_error()}")
         return mask
+
+
+class Lead(NamedTuple):
+    """What may come before a grammar: any text to the end of `until`, under `mask`."""
+
+    until: bytes
+    mask: bytes
+    bytes_of: Callable[[int], bytes]
+
+
+class LeadWatcher:
+    """Lets a text come (a model's thoughts) that a grammar does not hold for, then the grammar.
+
+    first: a matcher of how that text begins. What a token has beyond the end of it is let pass.
+    """
+
+    __slots__ = ("_first", "_lead", "_tail", "_then")
+
+    def __init__(self, lead: Lead, first: Matcher | None, then: GrammarWatcher) -> None:
+        self._lead: Lead | None = lead
+        self._first = None if first is None else GrammarWatcher(first)
+        self._then = then
+        self._tail = b""
+
+    def advance(self, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+        for index, token in enumerate(tokens):
+            if self._lead is None:
+                kept, finish = self._then.advance(tokens[index:])
+                return index + kept, finish
+            if self._first is not None and self._first.advance((token,))[1] is not None:
+                self._first = None
+            self._tail, ended = _passed(self._lead, self._tail, token)
+            if ended:
+                self._lead = None
+        return len(tokens), None
+
+    def mask(self, position: int) -> bytes | None:
+        if self._lead is None:
+            return self._then.mask(position)
+        return self._lead.mask if self._first is None else self._first.mask(position)
+
+    def ahead(self, draft: Sequence[int]) -> list[bytes | None]:
+        lead, tail = self._lead, self._tail
+        if lead is None:
+            return self._then.ahead(draft)
+        masks: list[bytes | None] = []
+        for token in draft if self._first is None else ():
+            tail, ended = _passed(lead, tail, token)
+            if ended or not lead.mask[token >> 3] >> (token & 7) & 1:
+                break
+            masks.append(lead.mask)
+        return masks
+
+
+def _passed(lead: Lead, tail: bytes, token: int) -> tuple[bytes, bool]:
+    """The text's end with one token more, and whether the lead has ended in it."""
+    text = tail + lead.bytes_of(token)
+    return text[-len(lead.until) :], lead.until in text

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from starlette.routing import Route
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, Unsupported
 from octavo.server import protocol
 from octavo.server.decoding import Ignored
 from octavo.server.exchange import Job
@@ -17,6 +17,8 @@ from octavo.server.generate import Generate, Visit, asked, caller, granted
 from octavo.server.reply import ShapeMaker
 from octavo.server.service import Service
 from octavo.server.shapes import ChatShape
+from octavo.server.speech import Speech
+from octavo.server.tools import Toolbox, toolbox
 
 
 def routes(service: Service) -> list[Route]:
@@ -26,12 +28,14 @@ def routes(service: Service) -> list[Route]:
 @dataclass(frozen=True, slots=True)
 class Wire:
     """How an answer goes out. names: what chat's fields are called in an API that is translated to
-    chat's; ignored: unknown fields of the body."""
+    chat's; ignored: unknown fields of the body; plain: its shape knows neither calls nor thoughts.
+    """
 
     id: str
     shape: ShapeMaker
     names: Mapping[str, str] = field(default_factory=dict)
     ignored: Ignored = ()
+    plain: bool = True
 
     def name(self, param: str | None) -> str | None:
         """The field that a caller of that API knows."""
@@ -49,7 +53,7 @@ def chat_job(service: Service, data: bytes, visit: Visit) -> Job:
     names = {"prompt": "messages"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    wire = Wire(f"chatcmpl-{secrets.token_hex(12)}", ChatShape, names, ignored)
+    wire = Wire(f"chatcmpl-{secrets.token_hex(12)}", ChatShape, names, ignored, plain=False)
     return job_of(service, body, visit, wire)
 
 
@@ -58,10 +62,15 @@ def job_of(service: Service, body: protocol.ChatBody, visit: Visit, wire: Wire) 
     try:
         service.check_model(body.model)
         params = protocol.sampling(body, service.limits)
+        box = tools_of(service, body)
+        if box is not None and wire.plain:
+            raise Unsupported("tools are not supported by this version", "tools")
+        ids = _prompt(service, body, box)
+        speech = None if wire.plain else Speech.of(service, ids, box)
         request = service.served.door.request(
             wire.id,
-            prompt_of(service, body),
-            params,
+            ids,
+            params if speech is None else speech.held(params),
             arrival=visit.arrival,
             caller=caller(visit.key, body, held := granted(service, body, visit)),
             skip_special=body.skip_special_tokens is not False,
@@ -69,12 +78,38 @@ def job_of(service: Service, body: protocol.ChatBody, visit: Visit, wire: Wire) 
     except InvalidRequest as error:
         error.param = wire.name(error.param)
         raise
-    return Job((request,), asked(service, wire.id, body), wire.shape, held.clamped, wire.ignored)
+    wanted = asked(service, wire.id, body)
+    if speech is not None:
+        wanted = replace(wanted, parser=speech.parser)
+    return Job((request,), wanted, wire.shape, held.clamped, wire.ignored)
 
 
 def prompt_of(service: Service, body: protocol.ChatBody) -> list[int]:
     """The token ids of the messages. Raises `InvalidRequest`."""
+    return _prompt(service, body, tools_of(service, body))
+
+
+def tools_of(service: Service, body: protocol.ChatBody) -> Toolbox | None:
+    """The tools that may be called. Raises `InvalidRequest`."""
+    box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
+    if box is not None and service.served.dialect.calls is None:
+        what = "this model's chat template shows no tools, or in a form that is not known here"
+        raise Unsupported(what, "tools")
+    return box
+
+
+def _prompt(service: Service, body: protocol.ChatBody, box: Toolbox | None) -> list[int]:
     messages = protocol.chat_messages(body)
     if service.served.template is None:
         raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
-    return service.served.template(messages)
+    settings = body.chat_template_kwargs or {}
+    for name in settings.keys() & {"messages", "tools", "add_generation_prompt"}:
+        raise Unsupported(f"{name} cannot be set there", f"chat_template_kwargs.{name}")
+    more = service.served.dialect.settings(body.reasoning_effort) | settings
+    try:
+        given = {"tools": box.shown()} if box is not None else {}
+        return service.served.template(messages, **given, **more)
+    except Unsupported as error:
+        if error.param in settings:
+            error.param = f"chat_template_kwargs.{error.param}"
+        raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.core.request import FinishReason
+from octavo.server.parsing import Called
 from octavo.server.reply import Asked, Choice, Logged, Reply, encode
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -46,6 +47,12 @@ class MessagesShape:
 
     def text(self, choice: Choice, text: str, logprobs: Any) -> bytes:
         return _DELTA + encode(text) + b"}}\n\n"
+
+    def thought(self, choice: Choice, text: str) -> bytes:
+        return b""  # nothing is parsed for this API yet
+
+    def call(self, choice: Choice, called: Called) -> bytes:
+        return b""
 
     def close(self, choice: Choice) -> bytes:
         return _event("content_block_stop", {"index": 0})

@@ -13,6 +13,7 @@ from octavo.errors import InvalidRequest, Unsupported
 from octavo.server.deadlines import SloBody
 from octavo.server.decoding import Ignored, Refused, decode, refuse
 from octavo.server.structured import ResponseFormat, Structured, wanted
+from octavo.server.tools import Tool, ToolCall, ToolChoice
 
 COMPLETION_TOKENS = 16  # the OpenAI default of /v1/completions
 
@@ -81,15 +82,19 @@ class Part(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    role: Literal["system", "developer", "user", "assistant"]
+    """reasoning_content, reasoning: an assistant's thoughts, where a template shows them again."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: Refused = None
     annotations: Refused = None
     audio: Refused = None
     function_call: Refused = None
-    tool_calls: Refused = None
-    tool_call_id: Refused = None
 
 
 class Prediction(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,14 +112,15 @@ class ChatBody(Sampling, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     prediction: Prediction | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     audio: Refused = None
     functions: Refused = None
     function_call: Refused = None
     modalities: Refused = None
-    parallel_tool_calls: Refused = None
-    reasoning_effort: Refused = None
-    tools: Refused = None
-    tool_choice: Refused = None
     verbosity: Refused = None
     web_search_options: Refused = None
     # Of the other endpoint.
@@ -270,7 +276,7 @@ def _tuple(ids: list[int] | None) -> tuple[int, ...] | None:
     return None if ids is None else tuple(ids)
 
 
-def chat_messages(body: ChatBody) -> list[dict[str, str]]:
+def chat_messages(body: ChatBody) -> list[dict[str, Any]]:
     """Messages as a template takes them. `developer` is OpenAI's newer word for `system`."""
     if not body.messages:
         raise InvalidRequest("messages is empty", "messages")
@@ -281,9 +287,35 @@ def chat_messages(body: ChatBody) -> list[dict[str, str]]:
         role = "system" if message.role == "developer" else message.role
         if message.content is None and role != "assistant":
             raise InvalidRequest(f"{at}content is required", at + "content")
-        plain = {"role": role, "content": _plain(message.content, at + "content")}
+        if (message.tool_call_id is None) == (role == "tool"):
+            what = "is required" if role == "tool" else "belongs to messages with role tool"
+            raise InvalidRequest(f"{at}tool_call_id {what}", at + "tool_call_id")
+        plain: dict[str, Any] = {"role": role, "content": _plain(message.content, at + "content")}
+        if role == "assistant":
+            plain |= _of_assistant(message)
+        elif message.tool_calls:
+            raise InvalidRequest(f"{at}tool_calls belong to assistants", at + "tool_calls")
+        plain |= {"tool_call_id": message.tool_call_id} if role == "tool" else {}
         made.append(plain if message.name is None else plain | {"name": message.name})
     return made
+
+
+def _of_assistant(message: Message) -> dict[str, Any]:
+    """What an assistant's message has besides its text."""
+    more: dict[str, Any] = {}
+    thoughts = message.reasoning_content or message.reasoning
+    if thoughts:
+        more["reasoning_content"] = thoughts
+    if message.tool_calls:
+        more["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    return more
 
 
 def _plain(content: str | list[Part] | None, at: str) -> str:

@@ -7,13 +7,14 @@ One call of `feed` gives what one write should carry.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
 from octavo.core.request import EXPIRED, Event, FinishReason, Request, TokenLogprob
 from octavo.errors import EngineError, Unattainable
+from octavo.server.parsing import Called, Delta, Parser, Said, Thought
 from octavo.server.problems import envelope
 from octavo.text import OutputText, Tokenizer
 
@@ -41,10 +42,21 @@ class Logged:
     offset: int
 
 
+@dataclass(slots=True)
+class Call:
+    """A tool call of an answer; arguments: pieces of its JSON text."""
+
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+
 class Choice:
-    """One choice: its text so far and what is not sent yet."""
+    """One choice: its text so far and what is not sent yet. calls: all of its tool calls so far;
+    num_thought: tokens of its reasoning."""
 
     __slots__ = (
+        "calls",
         "echo",
         "finish",
         "index",
@@ -52,13 +64,17 @@ class Choice:
         "num_accepted",
         "num_cached",
         "num_drafted",
+        "num_thought",
         "num_tokens",
         "offset",
         "offsets",
         "opened",
+        "parser",
         "parts",
         "request",
         "text",
+        "thoughts",
+        "unsure",
     )
 
     def __init__(self, index: int, request: Request, asked: Asked) -> None:
@@ -78,11 +94,47 @@ class Choice:
         self.num_cached = 0
         self.num_drafted = 0
         self.num_accepted = 0
+        self.parser = None if asked.parser is None else asked.parser()
+        self.num_thought = self.unsure = 0
         self.parts: list[str] = []
+        self.thoughts: list[str] = []
+        self.calls: list[Call] = []
         self.logged: list[Logged] = []
 
-    def take(self, event: Event) -> str:
-        """The event's text; logprobs gather in `logged`."""
+    def take(self, event: Event) -> Sequence[Delta]:
+        """What the event's text says; logprobs gather in `logged`."""
+        text = self._text_of(event)
+        if self.parser is None:
+            return (Said(text),) if text else ()
+        deltas = self._parsed(self.parser, text, len(event.tokens))
+        for delta in deltas:
+            if isinstance(delta, Called):
+                if delta.id is not None and delta.name is not None:
+                    self.calls.append(Call(delta.id, delta.name))
+                self.calls[delta.number].arguments.append(delta.arguments)
+        if self.finish is FinishReason.STOP and self.calls:
+            self.finish = FinishReason.TOOL_CALLS
+        return deltas
+
+    def _parsed(self, parser: Parser, text: str, tokens: int) -> list[Delta]:
+        before = parser.thinking
+        deltas = [*parser.push(text)] if text else []
+        if before or parser.thinking:
+            self.num_thought += self.unsure + tokens
+            self.unsure = 0
+        else:
+            self.unsure = self.unsure + tokens if parser.thinking is None else 0
+        return deltas if self.finish is None else [*deltas, *parser.finish()]
+
+    def keep(self, deltas: Iterable[Delta]) -> None:
+        """Of an answer that is not streamed."""
+        for delta in deltas:
+            if isinstance(delta, Said):
+                self.parts.append(delta.text)
+            elif isinstance(delta, Thought):
+                self.thoughts.append(delta.text)
+
+    def _text_of(self, event: Event) -> str:
         if event.error == EXPIRED:
             raise Unattainable(EXPIRED, 1.0)
         if event.error is not None or event.finish in (FinishReason.ERROR, FinishReason.ABORT):
@@ -122,13 +174,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How the answer is wanted. echo: per request, the prompt's text, or nothing."""
+    """How the answer is wanted. echo: per request, the prompt's text, or nothing. parser: makes
+    what finds thoughts and calls in a choice's text; None: it is all content."""
 
     head: Head
     tokenizer: Tokenizer
     stream: bool = False
     skip_special: bool = True
     echo: tuple[str, ...] = ()
+    parser: Callable[[], Parser] | None = None
 
 
 class Shape(Protocol):
@@ -152,6 +206,14 @@ class Shape(Protocol):
         ...
 
     def text(self, choice: Choice, text: str, logprobs: Any, /) -> bytes: ...
+
+    def thought(self, choice: Choice, text: str, /) -> bytes:
+        """A piece of reasoning."""
+        ...
+
+    def call(self, choice: Choice, called: Called, /) -> bytes:
+        """A tool call begins, or a piece of its arguments."""
+        ...
 
     def close(self, choice: Choice, /) -> bytes:
         """A choice has ended: its `finish` is set."""
@@ -202,32 +264,42 @@ class Reply:
         out = []
         for index, event in news:
             choice = self.choices[index]
-            text = choice.take(event)
+            deltas = choice.take(event)
             if event.finish is not None:
                 self.open_choices -= 1
             if self.asked.stream:
-                out.append(self._pieces(choice, text))
-            elif text:
-                choice.parts.append(text)
+                out.append(self._pieces(choice, deltas))
+            else:
+                choice.keep(deltas)
         if self.asked.stream and self.open_choices == 0:
             out.append(self.shape.last(self))
         return b"".join(out)
 
-    def _pieces(self, choice: Choice, text: str) -> bytes:
+    def _pieces(self, choice: Choice, deltas: Iterable[Delta]) -> bytes:
         shape = self.shape
         out = b""
         if not choice.opened:
             choice.opened = True
             out = shape.open(choice)
-        # Logprobs wait for text to go with, so that no chunk is empty without need.
-        if text or (choice.logged and choice.finish is not None):
-            logprobs = None
-            if choice.logged:
-                logprobs, choice.logged = shape.logprobs(choice.logged), []
-            out += shape.text(choice, text, logprobs)
+        for delta in deltas:
+            if isinstance(delta, Said):
+                out += self._text(choice, delta.text)
+            elif isinstance(delta, Thought):
+                out += shape.thought(choice, delta.text)
+            else:
+                out += shape.call(choice, delta)
         if choice.finish is not None:
+            # Logprobs wait for text to go with, so that no chunk is empty without need.
+            if choice.logged:
+                out += self._text(choice, "")
             out += shape.close(choice)
         return out
+
+    def _text(self, choice: Choice, text: str) -> bytes:
+        logprobs = None
+        if choice.logged:
+            logprobs, choice.logged = self.shape.logprobs(choice.logged), []
+        return self.shape.text(choice, text, logprobs)
 
     def failure(self, error: Exception) -> bytes:
         """The last event of a stream that fails when its status is out."""
@@ -266,7 +338,7 @@ class Reply:
             "total_tokens": prompt + output,
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": sum(choice.num_thought for choice in self.choices),
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": drafted - accepted,
             },

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from octavo.core.request import FinishReason
+from octavo.server.parsing import Called
 from octavo.server.reply import Asked, Choice, Logged, Reply, encode
 from octavo.server.shapes import PING, logprob_entries
 
@@ -53,6 +54,12 @@ class ResponsesShape:
             shown = encode(logprobs)
         end = b',"logprobs":%b,"sequence_number":%d}\n\n' % (shown, number)
         return self._delta + encode(text) + end
+
+    def thought(self, choice: Choice, text: str) -> bytes:
+        return b""  # nothing is parsed for this API yet
+
+    def call(self, choice: Choice, called: Called) -> bytes:
+        return b""
 
     def close(self, choice: Choice) -> bytes:
         text = self._text("".join(self._parts), self._logprobs)

@@ -24,6 +24,7 @@ from octavo.core.admission import Admission, Limits
 from octavo.errors import InvalidRequest, Overloaded
 from octavo.server.app import App
 from octavo.server.auth import Keys
+from octavo.server.dialect import Dialect
 from octavo.server.driver import RESTART_SECONDS, Driver
 from octavo.server.live import measured_floor
 from octavo.server.metrics import Metrics
@@ -156,6 +157,7 @@ def application(made: Assembly, config: ServerConfig, keys: Keys) -> App:
         name=config.served_model_name or made.name,
         tokenizer=made.tokenizer,
         template=made.template,
+        dialect=Dialect.of(made.tokenizer.chat_templates),
         door=made.door,
         system_fingerprint=made.system_fingerprint,
         version=octavo.__version__,

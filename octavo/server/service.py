@@ -16,6 +16,7 @@ from octavo.core.steptime import Coefficients
 from octavo.door import Door
 from octavo.errors import Overloaded, UnknownModel
 from octavo.server.deadlines import Deadlines
+from octavo.server.dialect import PLAIN, Dialect
 from octavo.server.driver import Driver
 from octavo.server.exchange import Bodies
 from octavo.server.meters import Meters
@@ -25,12 +26,13 @@ from octavo.server.store import Store
 from octavo.server.traces import Traces
 from octavo.text import Tokenizer
 
-Template = Callable[[list[dict[str, str]]], list[int]]
+Template = Callable[..., list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The model that is served. template: chat messages to token ids, or None. priority, timed:
+    """The model that is served. template: chat messages to token ids, or None. dialect: how it
+    writes calls and thoughts. priority, timed:
     whether the policy looks at `priority`, and whether it keeps deadlines."""
 
     name: str
@@ -42,6 +44,7 @@ class Served:
     created: int
     priority: bool = False
     timed: bool = False
+    dialect: Dialect = PLAIN
 
 
 class Occupancy:

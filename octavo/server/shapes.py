@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.server.reply import Asked, Choice, Head, Logged, Reply, encode
+from octavo.server.parsing import Called
+from octavo.server.reply import Asked, Call, Choice, Head, Logged, Reply, encode
 from octavo.text import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -86,6 +87,20 @@ class ChatShape:
         middle = b'},"logprobs":' + encode(logprobs) + b',"finish_reason":null'
         return self._texts[choice.index] + encode(text) + middle + self._end
 
+    def thought(self, choice: Choice, text: str) -> bytes:
+        """Under both names that clients know."""
+        said = encode(text)
+        named = b'"reasoning_content":' + said + b',"reasoning":' + said
+        return self._deltas[choice.index] + named + self._plain
+
+    def call(self, choice: Choice, called: Called) -> bytes:
+        delta: dict[str, Any] = {"index": called.number}
+        if called.id is not None:
+            delta |= {"id": called.id, "type": "function"}
+        function = {"name": called.name} if called.name is not None else {}
+        delta["function"] = function | {"arguments": called.arguments}
+        return self._deltas[choice.index] + b'"tool_calls":' + encode([delta]) + self._plain
+
     def close(self, choice: Choice) -> bytes:
         end = b'},"logprobs":null,"finish_reason":' + encode(choice.finish) + self._end
         return self._deltas[choice.index] + end
@@ -103,12 +118,24 @@ class ChatShape:
         return _object(reply, self.kind, [self._choice(choice) for choice in reply.choices])
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
+        text = "".join(choice.parts)
+        content = None if choice.calls and not text else text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if choice.thoughts:
+            message["reasoning_content"] = message["reasoning"] = "".join(choice.thoughts)
+        if choice.calls:
+            message["tool_calls"] = [*map(_call, choice.calls)]
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": "".join(choice.parts), "refusal": None},
+            "message": message,
             "logprobs": self.logprobs(choice.logged) if choice.offsets is not None else None,
             "finish_reason": choice.finish,
         }
+
+
+def _call(call: Call) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": "".join(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 class CompletionShape:
@@ -134,6 +161,12 @@ class CompletionShape:
             return self._texts[choice.index] + encode(text) + self._plain
         middle = b',"logprobs":' + encode(logprobs) + b',"finish_reason":null'
         return self._texts[choice.index] + encode(text) + middle + self._end
+
+    def thought(self, choice: Choice, text: str) -> bytes:
+        return b""  # a completion is all text: nothing is parsed
+
+    def call(self, choice: Choice, called: Called) -> bytes:
+        return b""
 
     def close(self, choice: Choice) -> bytes:
         end = b'"","logprobs":null,"finish_reason":' + encode(choice.finish) + self._end

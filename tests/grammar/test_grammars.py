@@ -17,10 +17,10 @@ import pytest
 
 from octavo.core.request import FinishReason, StructuredOutputs, Watcher
 from octavo.errors import InvalidRequest
-from octavo.grammar.compiled import KEPT, Grammars, GrammarWatcher
+from octavo.grammar.compiled import KEPT, Grammars
 from octavo.grammar.trial import Trial
 from octavo.grammar.worker import LIMITS
-from octavo.text import OutputText, StopWatcher
+from octavo.text import OutputText, StopWatcher, Together
 from tests.server.fakes import BOS, EOS, VOCAB, FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
@@ -71,8 +71,8 @@ def written(watcher: Watcher, seed: int, most: int = 400) -> tuple[str, FinishRe
     return TOKENIZER.decode(tokens), None
 
 
-def watcher(grammars: Grammars, other: Watcher | None = None, **asked: Any) -> GrammarWatcher:
-    return GrammarWatcher(grammars.compile(StructuredOutputs(**asked))(), other)
+def watcher(grammars: Grammars, **asked: Any) -> Watcher:
+    return grammars.watcher(StructuredOutputs(**asked))()
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -145,9 +145,28 @@ def test_guesses_are_judged_without_moving(grammars: Grammars) -> None:
 
 def test_a_stop_string_ends_what_a_grammar_would_go_on_with(grammars: Grammars) -> None:
     stop = StopWatcher(OutputText(TOKENIZER.stream(), ("bb",)))
-    both = watcher(grammars, stop, regex="a(b|c)+d")
+    both = Together(stop, watcher(grammars, regex="a(b|c)+d"))
     assert both.advance(tuple(b"acb")) == (3, None)
     assert both.advance(tuple(b"bcc")) == (1, FinishReason.STOP)
+
+
+def test_a_lead_is_free_and_the_grammar_holds_behind_it(grammars: Grammars) -> None:
+    asked = {"regex": "[0-9]{2}", "after": "</think>", "first": "<think>"}
+    free, guessed = watcher(grammars, **asked), watcher(grammars, **asked)
+    lead, answer = array("i", [*b"<think>1 < 2</think>"]), array("i", [*b"42"])
+    for at, token in enumerate(lead):
+        allowed = on(free.mask(at))
+        assert allowed == [token] if at < 7 else EOS not in allowed and len(allowed) > 250
+        if at == 7:
+            guessed.advance(lead[:7])
+            ahead = guessed.ahead(lead[7:])
+            assert len(ahead) == len(lead) - 8  # what ends the lead is no guess
+            assert set(ahead) == {free.mask(at)}
+            assert guessed.ahead(array("i", [EOS])) == []
+        assert free.advance((token,)) == (1, None)
+    assert on(free.mask(len(lead))) == [*b"0123456789"]
+    assert free.advance(answer) == (2, FinishReason.STOP)
+    assert guessed.advance([*lead[7:], *answer]) == (len(lead) - 7 + 2, FinishReason.STOP)
 
 
 def test_an_end_token_ends_a_text_that_could_go_on(grammars: Grammars) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import json
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
-from octavo.core.batch import Batch, Row, RowResult, SampleSpec, StepResult
+from octavo.core.batch import Batch, Row, RowResult, SampleSpec, StepResult, Want
 from octavo.core.executor import Capacity
 from octavo.core.request import SamplingParams, TokenLogprob
 
@@ -43,6 +45,7 @@ class FakeTokenizer:
     special_ids = frozenset(SPECIAL)
     vocab_size = VOCAB
     bos_id = BOS
+    chat_templates: ClassVar[dict[str, str]] = {}
 
     def encode(self, text: str, *, bos: bool | None = None) -> list[int]:
         return ([BOS] if bos is not False else []) + list(text.encode())
@@ -67,14 +70,18 @@ class FakeTokenizer:
         return FakeStream(self, skip_special)
 
 
-def fake_template(messages: list[dict[str, str]]) -> list[int]:
-    """<s><|role|>content ... <|assistant|>. A message that says "raise" makes it fail."""
-    ids = [BOS]
+def fake_template(messages: list[dict[str, Any]], tools: Any = None, **more: Any) -> list[int]:
+    """<s>tools<|role|>content, calls ... <|assistant|>. One that says "raise" makes it fail."""
+    ids = [BOS, *(json.dumps(tools).encode() if tools else b"")]
     for message in messages:
         if message["content"] == "raise":
             raise RuntimeError("the template failed")
         ids += [ROLE, *message["role"].encode(), END, *message["content"].encode()]
-    return [*ids, ROLE, *b"assistant", END]
+        ids += (
+            json.dumps(message.get("tool_calls", "")).encode() if "tool_calls" in message else b""
+        )
+    opening = b"<think>" if more.get("enable_thinking") else b""
+    return [*ids, ROLE, *b"assistant", END, *opening]
 
 
 def _hash(state: int, token: int) -> int:
@@ -138,6 +145,8 @@ def logprob(state: int, token: int, top: int) -> TokenLogprob:
 class FakeExecutor:
     """Runs the fake model. `seconds` is how long a step takes; `fail` makes the next one fail."""
 
+    script = b""  # what every answer says, before an end, where the mask lets it
+
     def __init__(self, *, blocks: int = 512, seconds: float = 0.0, context: int = 2048) -> None:
         self.capacity = Capacity(
             num_blocks=blocks,
@@ -170,6 +179,14 @@ class FakeExecutor:
         self.steps += 1
         return StepResult(batch.step, {row.seq_id: self._row(row) for row in batch.rows})
 
+    def _scripted(self, row: Row, want: Want, token: int) -> int:
+        if not self.script or want.sample is None:
+            return token
+        at = row.start + want.position + 1 - want.sample.num_prompt
+        said = self.script[at] if at < len(self.script) else EOS
+        mask = want.mask
+        return said if mask is None or mask[said >> 3] >> (said & 7) & 1 else token
+
     def _slot(self, row: Row, at: int) -> int:
         size = self.capacity.block_size
         return row.block_table[at // size] * size + at % size
@@ -191,6 +208,7 @@ class FakeExecutor:
             if want.sample is not None:
                 try:
                     token = choose(state, row.tokens[want.position], want.sample, want.mask)
+                    token = self._scripted(row, want, token)
                 except ValueError as error:
                     return RowResult(error=str(error))
                 tokens.append(token)

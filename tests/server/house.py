@@ -23,6 +23,7 @@ from octavo.grammar.compiled import Grammars
 from octavo.grammar.trial import Trial
 from octavo.server.app import App
 from octavo.server.auth import Keys
+from octavo.server.dialect import PLAIN, Dialect
 from octavo.server.driver import Driver
 from octavo.server.metrics import Metrics
 from octavo.server.serve import Shutdown, bind, serve
@@ -43,6 +44,7 @@ class House:
         template: Any = fake_template,
         drafter: Drafter | None = None,
         policy: Policy = fcfs(),
+        dialect: Dialect = PLAIN,
         **config: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
@@ -55,7 +57,15 @@ class House:
         capacity, weights = self.executor.capacity, "fake-weights"
         door = Door(self.tokenizer, capacity, VOCAB, weights, speculates, self.grammars)
         served = Served(
-            "fake", self.tokenizer, template, door, "fp_fake", "0.0", 1, timed=policy.timed
+            "fake",
+            self.tokenizer,
+            template,
+            door,
+            "fp_fake",
+            "0.0",
+            1,
+            timed=policy.timed,
+            dialect=dialect,
         )
         settings = ServerConfig(**config)
         keys = Keys.read(settings.api_key_file)

@@ -45,10 +45,10 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
-        "messages[0].tool_calls",
+        "messages[0].tool_calls[0].function",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
@@ -95,7 +95,8 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": -1}, "min_tokens"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": "yes"}, "stream"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"functions": [{}]}, "functions"),

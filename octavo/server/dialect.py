@@ -1,0 +1,75 @@
+"""How a model writes calls and thoughts: read off its chat template, which shows it the form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.errors import Unsupported
+from octavo.server.parsing import END_THOUGHT, OPEN_CALL, OPEN_THOUGHT
+from octavo.text import Tokenizer
+
+TAIL = 16  # tokens of a prompt's end in which a tag is sought
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """calls: "hermes", "llama", or None where the template has no tools, or a form that is not
+    read here. thinks: whether there are thoughts at all. switch: the template's variable that turns
+    them on and off, if it has one. efforts: whether it reads `reasoning_effort`."""
+
+    calls: str | None = None
+    thinks: bool = False
+    switch: str | None = None
+    efforts: bool = False
+
+    @classmethod
+    def of(cls, templates: Mapping[str, str]) -> Dialect:
+        source = "\n".join(templates.values())
+        calls = None
+        if "tools" in source and OPEN_CALL in source:
+            calls = "hermes"
+        elif "tools" in source and '"parameters"' in source.replace("\\", ""):
+            calls = "llama"
+        switches = ("enable_thinking", "thinking")
+        return cls(
+            calls,
+            OPEN_THOUGHT in source or END_THOUGHT in source,
+            next((name for name in switches if name in source), None),
+            "reasoning_effort" in source,
+        )
+
+    def settings(self, effort: str | None) -> dict[str, Any]:
+        """What a template is told of `reasoning_effort`. Raises `Unsupported`."""
+        if effort is None or (effort == "none" and not self.thinks):
+            return {}
+        if self.efforts:
+            return {"reasoning_effort": effort}
+        if self.switch is None:
+            what = "reasoning_effort: this model's chat template has no such setting"
+            raise Unsupported(what, "reasoning_effort")
+        return {self.switch: effort != "none"}
+
+
+PLAIN = Dialect()
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """Where thoughts stand in one answer. opened: the prompt ends inside one; first: one is to be
+    written before anything else."""
+
+    opened: bool = False
+    first: bool = False
+
+
+def thoughts(dialect: Dialect, tokenizer: Tokenizer, prompt: Sequence[int]) -> Thoughts | None:
+    """None: there are none."""
+    if not dialect.thinks:
+        return None
+    end = tokenizer.decode(prompt[-TAIL:], False).rstrip()
+    if end.endswith(OPEN_THOUGHT):
+        return Thoughts(opened=True)
+    # A template that can turn thoughts off writes an empty one into the prompt then.
+    return Thoughts(first=dialect.switch is not None and not end.endswith(END_THOUGHT))

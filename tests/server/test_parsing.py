@@ -1,0 +1,199 @@
+"""Thoughts and calls are found whatever the pieces that text comes in, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.server.parsing import (
+    Called,
+    HermesCalls,
+    LlamaCalls,
+    Parser,
+    Plain,
+    Said,
+    Thinking,
+    Thought,
+)
+
+NAMES = frozenset({"get_weather", "now", "réserver"})
+ROME = '{"name": "get_weather", "arguments": {"city": "Rome", "tags": ["a}", "\\"{"]}}'
+NOW = '{"name": "now", "arguments": {}}'
+
+Heard = tuple[str, str, tuple[tuple[str, str], ...]]
+
+
+def heard(parser: Parser, pieces: list[str]) -> Heard:
+    """(thoughts, content, calls as (name, arguments)) of a text in pieces."""
+    said, thought = "", ""
+    calls: list[tuple[str, str, str]] = []
+    deltas = [delta for piece in pieces for delta in parser.push(piece)] + [*parser.finish()]
+    for delta in deltas:
+        if isinstance(delta, Said):
+            said += delta.text
+        elif isinstance(delta, Thought):
+            thought += delta.text
+        elif delta.id is not None:
+            assert delta.number == len(calls)
+            assert delta.name is not None
+            assert delta.arguments == ""
+            calls.append((delta.id, delta.name, ""))
+        else:
+            assert delta.name is None
+            assert delta.number == len(calls) - 1
+            assert delta.arguments
+            id, name, arguments = calls[-1]
+            calls[-1] = id, name, arguments + delta.arguments
+    assert all(delta.text for delta in deltas if not isinstance(delta, Called))
+    assert len({id for id, _, _ in calls}) == len(calls)
+    return thought, said, tuple((name, arguments) for _, name, arguments in calls)
+
+
+def cuts(text: str, count: int = 30) -> list[list[str]]:
+    """The text whole, by characters, and cut at random."""
+    rng = random.Random(text)
+    ways = [[text], list(text)]
+    for _ in range(count):
+        at = sorted(rng.sample(range(len(text) + 1), min(len(text), rng.randrange(6))))
+        ways.append([text[a:b] for a, b in zip([0, *at], [*at, len(text)], strict=True)])
+    return ways
+
+
+def wrap(*calls: str) -> str:
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+ARGUMENTS = '{"city": "Rome", "tags": ["a}", "\\"{"]}'
+HERMES: list[tuple[str, str, tuple[tuple[str, str], ...]]] = [
+    ("hello <world> a < b", "hello <world> a < b", ()),
+    ("  padded \n", "  padded \n", ()),
+    (wrap(ROME), "", (("get_weather", ARGUMENTS),)),
+    (f"Let me see.\n\n{wrap(ROME)}\n", "Let me see.", (("get_weather", ARGUMENTS),)),
+    (wrap(ROME, NOW), "", (("get_weather", ARGUMENTS), ("now", "{}"))),
+    (f"{wrap(NOW)} and {wrap(NOW)} done", " and done", (("now", "{}"),) * 2),
+    ('<tool_call>{"name":"now"}</tool_call>', "", (("now", "{}"),)),
+    ('<tool_call>{"arguments": {"a": 1}, "name": "now"}</tool_call>', "", (("now", '{"a": 1}'),)),
+    ('<tool_call>{"id": 5, "type": "function", "name": "now", "arguments": null}</tool_call>', "",
+     (("now", "{}"),)),
+    ('<tool_call>{"name": "r\\u00e9server", "arguments": {}}</tool_call>', "",
+     (("réserver", "{}"),)),
+    # What is forgiven: a brace too few or too many, no closing tag, the next call at once.
+    ('<tool_call>{"name": "now", "arguments": {}\n</tool_call>', "", (("now", "{}"),)),
+    ('<tool_call>{"name": "now", "arguments": {}}}</tool_call>x', "x", (("now", "{}"),)),
+    (f"<tool_call>{NOW}", "", (("now", "{}"),)),
+    (f"<tool_call>{NOW}<tool_call>{NOW}</tool_call>", "", (("now", "{}"),) * 2),
+    (f"<tool_call>{NOW} oops </tool_call> end", "oops end", (("now", "{}"),)),
+    # Cut short inside the arguments: they are what came.
+    ('<tool_call>{"name": "now", "arguments": {"a": [1', "", (("now", '{"a": [1'),)),
+    # None of these is a call: all of it is text.
+    *((text, text, ()) for text in (
+        "<tool_call>", "<tool_call>\n", "<tool_call>{", "<tool_call>hello</tool_call>",
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "now", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "now", "arguments": "x"}</tool_call>',
+        '<tool_call>{"name": 5}</tool_call>', "<tool_call>[]</tool_call>",
+        '<tool_call>{"name": "now', "<tool_call>{}</tool_call>", "<tool_cal", "</tool_call>",
+        '<tool_call>{"name": "now", "name": "now"}</tool_call>',
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said", "calls"), HERMES, ids=[h[0][:60] for h in HERMES])
+def test_hermes_calls(text: str, said: str, calls: tuple[tuple[str, str], ...]) -> None:
+    for pieces in cuts(text):
+        _, content, found = heard(HermesCalls(NAMES), pieces)
+        assert (content.replace("and  done", "and done"), found) == (said, calls)
+
+
+LLAMA_ROME = ROME.replace("arguments", "parameters")
+LLAMA_NOW = NOW.replace("arguments", "parameters")
+LLAMA: list[tuple[str, str, tuple[tuple[str, str], ...]]] = [
+    ("hello {", "hello {", ()),
+    (LLAMA_ROME, "", (("get_weather", ARGUMENTS),)),
+    (f"\n{LLAMA_ROME}; {LLAMA_NOW}\n", "", (("get_weather", ARGUMENTS), ("now", "{}"))),
+    (f"<|python_tag|>{LLAMA_NOW}", "", (("now", "{}"),)),
+    (f"{LLAMA_NOW} That is all.", " That is all.", (("now", "{}"),)),
+    ('{"type": "function", "name": "now", "parameters": {}}', "", (("now", "{}"),)),
+    *((text, text, ()) for text in (
+        '{"a": 1}', '{"name": "unknown", "parameters": {}}', '{"name": "Anna"', "{", "  ", "",
+        " {x}", '{"name": "now", "parameters": 5} {', "<|python_ta", "<|python_tag|",
+        f"see {LLAMA_NOW}",
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said", "calls"), LLAMA, ids=[h[0][:60] for h in LLAMA])
+def test_llama_calls(text: str, said: str, calls: tuple[tuple[str, str], ...]) -> None:
+    for pieces in cuts(text):
+        assert heard(LlamaCalls(NAMES), pieces)[1:] == (said, calls)
+
+
+@pytest.mark.parametrize("parser", [HermesCalls, LlamaCalls])
+@settings(derandomize=True, max_examples=300)
+@given(data=st.data())
+def test_how_text_is_cut_changes_nothing_and_no_character_is_lost(
+    parser: Callable[[frozenset[str]], Parser], data: st.DataObject
+) -> None:
+    bits = [ROME, LLAMA_NOW, "<tool_call>", "</tool_call>", "{", "}", '"name"', ": ", '"now"', " x",
+            "\n", ", ", '"arguments"', "[1]", "\\", '"', "null", "; "]  # fmt: skip
+    parts = data.draw(st.lists(st.sampled_from(bits), max_size=12))
+    text = "".join(parts)
+    whole = heard(parser(NAMES), [text])
+    for pieces in cuts(text, 4):
+        assert heard(parser(NAMES), pieces) == whole
+    if not whole[2]:
+        assert whole[1] == text
+    kept = "".join(whole[1].split())
+    for _, arguments in whole[2]:
+        kept += "".join(arguments.split())
+    assert len(kept) <= len("".join(text.split())) + 2 * len(whole[2])
+
+
+def test_streamed_arguments_come_before_they_end() -> None:
+    parser = HermesCalls(NAMES)
+    assert parser.push('<tool_call>{"name": "get_weather", "argu') == []
+    first, then = parser.push('ments": {"city": "Ro')
+    assert isinstance(first, Called)
+    assert (first.name, first.arguments) == ("get_weather", "")
+    assert then == Called(0, '{"city": "Ro')
+    assert [d.arguments for d in parser.push('me"}}') if isinstance(d, Called)] == ['me"}']
+
+
+def test_text_is_held_back_only_while_it_may_yet_be_a_call() -> None:
+    parser = HermesCalls(NAMES)
+    assert parser.push("a <") == [Said("a")]
+    assert parser.push("b") == [Said(" <b")]
+
+
+THOUGHTS = [
+    ("<think>\nso\n</think>\n\nyes", False, "so", "yes"),
+    ("so be it</think>yes", True, "so be it", "yes"),
+    ("\n<think>\n\n</think>\n\nyes ", False, "", "yes "),
+    ("yes <think>no</think>", False, "", "yes <think>no</think>"),
+    ("<think>cut off", False, "cut off", ""),
+    ("<thi", False, "", "<thi"),
+    ("a < b </thin", True, "a < b </thin", ""),
+    ("", True, "", ""),
+    ("  hello", False, "", "  hello"),
+]
+
+
+@pytest.mark.parametrize(("text", "opened", "thought", "said"), THOUGHTS)
+def test_thoughts_are_what_stands_in_front_between_the_tags(
+    text: str, opened: bool, thought: str, said: str
+) -> None:
+    for pieces in cuts(text):
+        assert heard(Thinking(Plain(), opened=opened), pieces) == (thought, said, ())
+
+
+def test_a_call_after_a_thought_is_a_call_and_one_inside_is_thought() -> None:
+    text = f"<think>{wrap(NOW)}</think>\n{wrap(ROME)}"
+    for pieces in cuts(text):
+        thought, said, calls = heard(Thinking(HermesCalls(NAMES), opened=False), pieces)
+        assert (thought, said) == (wrap(NOW), "")
+        assert json.loads(calls[0][1])["city"] == "Rome"
