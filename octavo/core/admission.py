@@ -173,7 +173,8 @@ class Admission:
         """Which promise cannot be kept, if any."""
         scheduler = self._scheduler
         gamma = scheduler.model.gamma
-        ttft, tpot = gamma * forecast.ttft, gamma * forecast.tpot
+        ttft = max(gamma, scheduler.margin.factor) * forecast.ttft
+        tpot = gamma * forecast.tpot
         own = self._broken_by(request, Forecast(ttft, tpot))
         if own is not None:
             return own

@@ -33,6 +33,7 @@ from octavo.core.blocks import BlockManager
 from octavo.core.drafter import Drafter, NoDrafter
 from octavo.core.executor import Capacity
 from octavo.core.history import Wait
+from octavo.core.margin import Margin
 from octavo.core.policy import House, Occupancy, Policy, fcfs
 from octavo.core.request import (
     EXPIRED,
@@ -114,6 +115,7 @@ class Scheduler:
         self.drafter = drafter if drafter is not None else NoDrafter()
         self.model = model if model is not None else StepModel()
         self.reserve = Reserve()
+        self.margin = Margin()
         self.stats = Stats()
         # The last token of a sequence is never computed, so it needs no slot.
         pool = capacity.num_blocks * capacity.block_size + 1
@@ -723,10 +725,17 @@ class Scheduler:
         request = seq.request
         seq.first_token = seq.due = now
         seq.record.first = self.stats.journal.mark()
+        self._compare(request, now)
         if request.slo:
             expected = self.reserve.output(request.tenant, seq.max_len - seq.num_prompt)
             seq.pace = pace_from(request, now, expected)
         return (None, *seq.scores) if seq.scored else None
+
+    def _compare(self, request: Request, now: float) -> None:
+        """Tell the margin what became of the forecast of a first token."""
+        promised, forecast = request.slo.ttft, request.predicted
+        if promised is not None and forecast is not None:
+            self.margin.came(forecast.ttft, now - request.arrival, promised)
 
     # ---- ends -----------------------------------------------------------------------------------
 
@@ -737,6 +746,7 @@ class Scheduler:
             seq = heappop(expiries)[2]
             if seq.state in (State.WAITING, State.HELD) and seq.first_scheduled is None:
                 self.stats.counters.expired += 1
+                self._compare(seq.request, now)
                 event = self._end(seq, FinishReason.ABORT, now)
                 self._events.append(event._replace(error=EXPIRED))
 
@@ -873,6 +883,7 @@ class Scheduler:
             **self.stats.snapshot(),
             **self.model.snapshot(),
             "kv_reserve": self.reserve.rho,
+            "admission_margin": self.margin.factor,
             "running": len(self._running),
             "waiting": self.num_waiting,
             "evictions": blocks.num_evictions,

@@ -1,0 +1,33 @@
+"""How much longer a first token may take than was forecast.
+
+A step's errors even out over a queue; what a queue's forecast leaves out does not: streams that
+grow while it waits, newcomers that go first, a machine that others use. So the margin is not
+derived, it follows what became of the forecasts: each that was exceeded raises it, each that was
+kept lowers it a little, and it settles where about one in fifty is exceeded. Only forecasts that
+are near to what was promised count: the margin decides about no others.
+"""
+
+from __future__ import annotations
+
+UP, DOWN = 0.02, 0.0004
+MOST = 2.0
+NEAR = 0.5  # of what was promised
+
+
+class Margin:
+    """factor: by what forecasts are multiplied before a promise is made."""
+
+    __slots__ = ("factor",)
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def came(self, forecast: float, took: float, promised: float) -> None:
+        """A first token was promised within `promised` seconds, forecast after `forecast`, and took
+        `took` (or was given up then)."""
+        if forecast < NEAR * promised:
+            return
+        if took > self.factor * forecast:
+            self.factor = min(self.factor + UP, MOST)
+        else:
+            self.factor = max(self.factor - DOWN, 1.0)
