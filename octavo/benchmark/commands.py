@@ -412,9 +412,17 @@ def _serve_plan(flags: dict[str, Any]) -> Any:
     )
     slo = Slo(ttft, tpot, e2e)
     ask = Ask(
-        flags["model"], flags["chat"], flags["words"], flags["vocab"], flags["ignore_eos"], slo,
-        flags["slo_headers"], _key(flags["api_key_file"]), flags["salt"], _fields(flags["body"]),
-    )  # fmt: skip
+        model=flags["model"],
+        chat=flags["chat"],
+        words=flags["words"],
+        vocab=flags["vocab"],
+        ignore_eos=flags["ignore_eos"],
+        slo=slo,
+        slo_headers=flags["slo_headers"],
+        api_key=_key(flags["api_key_file"]),
+        salt=flags["salt"],
+        more=_fields(flags["body"]),
+    )
     return room.Plan(load, ask, flags["concurrency"], flags["warmup"], flags["timeout"])
 
 
