@@ -259,16 +259,19 @@ Examples:
 @click.option("--load", default=1.3, show_default=True, type=click.FloatRange(0.0, min_open=True),
               help="Arrivals, in multiples of what the engine can serve.")  # fmt: skip
 @click.option("--requests", default=50, show_default=True, help="Requests of a run.")
+@click.option("--chunk", default=64, show_default=True,
+              help="Tokens of a step at most, where a policy looks at no deadlines.")  # fmt: skip
 @repeats
 @plot_option
 @as_json
 def scheduling(
-    load: float, requests: int, repeats: int, plot: str | None, as_json: bool, **flags: Any
-) -> None:
+    load: float, requests: int, chunk: int, repeats: int, plot: str | None, as_json: bool,
+    **flags: Any,
+) -> None:  # fmt: skip
     """Fcfs, priority, sjf, fair, slo: deadlines met and fairness, on the same requests."""
     from octavo.lab import scheduling as room
 
-    plan = room.Plan(load=load, requests=requests, repeats=repeats)
+    plan = room.Plan(load=load, requests=requests, chunk=chunk, repeats=repeats)
 
     def experiment(llm: LLM, watch: Watch) -> Finding:
         return room.finding(room.measure(llm.assembly, plan, watch))
