@@ -59,6 +59,7 @@ class Assembly:
     system_fingerprint: str
     program: Any = None
     facts: tuple[tuple[str, str], ...] = ()
+    hidden_size: int = 0
 
 
 def assemble(
@@ -129,7 +130,12 @@ def assemble(
         max_waiting,
         Steering(behind(policy) if offline else policy, _prior(program, resolved)),
     )
-    return dataclasses.replace(made, program=program, facts=_facts(made, path, executor))
+    return dataclasses.replace(
+        made,
+        program=program,
+        facts=_facts(made, path, executor),
+        hidden_size=checkpoint.config.hidden_size,
+    )
 
 
 @dataclass(frozen=True, slots=True)

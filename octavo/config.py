@@ -182,6 +182,7 @@ class ServerConfig:
         None, "Most open connections (default: as many files as may be open, less some)."
     )
     max_prompts: int = knob(64, "Most prompts in one completions request.")
+    max_inputs: int = knob(2048, "Most texts in one embeddings request.")
     max_stops: int = knob(4, "Most stop strings of one request.")
     max_logprobs: int = knob(20, "Most alternatives that log-probabilities may be asked for.")
     strict: bool = knob(
@@ -206,7 +207,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         _need(0 <= self.port < 65536, "port", "in [0, 65535]", self.port)
         counts = ("max_queue", "max_body", "max_n", "max_prompts", "max_file", "max_files")
-        for name in (*counts, "max_file_storage", "max_batch_requests", "file_days"):
+        for name in (*counts, "max_inputs", "max_file_storage", "max_batch_requests", "file_days"):
             _need(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("max_queued_tokens", "max_tenant_tokens"):
             most = getattr(self, name)

@@ -74,12 +74,14 @@ class Batch:
 
 class RowResult(NamedTuple):
     """tokens: one per sample Want, in order. logprobs: of those tokens, where asked for.
-    scores: one per target Want, in order. error: this row failed; the others did not."""
+    scores: one per target Want, in order. error: this row failed; the others did not. embedding:
+    the model's last hidden state, normed, float32, where the sampled token's params ask for it."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     scores: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+    embedding: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,8 @@ class SamplingParams:
     (OpenAI's definition, over output only).
     speculation: whether the engine may guess tokens and check them; None leaves it to the engine.
     prediction: text that the output is expected to resemble, to guess from. No token depends on
-    either. structured_outputs: what the text must be.
+    either. structured_outputs: what the text must be. embed: with the one token that is chosen
+    (max_tokens says so) the state it was chosen from is wanted, normed, as the head reads it.
     """
 
     max_tokens: int | None = None
@@ -117,6 +118,7 @@ class SamplingParams:
     speculation: bool | None = None
     prediction: str | None = None
     structured_outputs: StructuredOutputs | None = None
+    embed: bool = False
 
     def __post_init__(self) -> None:
         def need(ok: bool, param: str, what: str) -> None:
@@ -163,11 +165,18 @@ class SamplingParams:
         need(ok, "logit_bias", "(token id, bias in [-100, 100]) pairs")
         ok = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
         need(ok, "stop", "a tuple of non-empty strings")
-        need(isinstance(self.ignore_eos, bool), "ignore_eos", "a boolean")
-        need(isinstance(self.speculation, bool | None), "speculation", "a boolean or None")
-        need(isinstance(self.prediction, str | None), "prediction", "a text or None")
-        ok = isinstance(self.structured_outputs, StructuredOutputs | None)
-        need(ok, "structured_outputs", "StructuredOutputs or None")
+        for param, kind, what in _KINDS:
+            need(isinstance(getattr(self, param), kind), param, what)
+        need(not self.embed or self.max_tokens == 1, "max_tokens", "1 where embed is asked for")
+
+
+_KINDS: tuple[tuple[str, Any, str], ...] = (
+    ("ignore_eos", bool, "a boolean"),
+    ("speculation", bool | None, "a boolean or None"),
+    ("prediction", str | None, "a text or None"),
+    ("structured_outputs", StructuredOutputs | None, "StructuredOutputs or None"),
+    ("embed", bool, "a boolean"),
+)
 
 
 def shown(value: object) -> str:
@@ -432,7 +441,8 @@ class Event(NamedTuple):
     """News of one choice after a step: the tokens it gained, and how it ended if it did.
 
     num_drafted, num_accepted: guesses made for it so far, and those that held; they depend on the
-    times of steps, so they are no part of what is equal from run to run.
+    times of steps, so they are no part of what is equal from run to run. embedding: the normed
+    state that the token was chosen from, float32, where asked for.
     """
 
     request_id: str
@@ -446,3 +456,4 @@ class Event(NamedTuple):
     num_preemptions: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    embedding: bytes | None = None

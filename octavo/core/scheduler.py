@@ -684,7 +684,7 @@ class Scheduler:
 
     def _take(self, seq: Sequence, res: RowResult, now: float) -> Event:
         """Append the chosen token and see whether the sequence ends with it."""
-        chosen, logprobs, _, _ = res
+        chosen, logprobs, _, _, embedding = res
         request, tokens, token = seq.request, seq.tokens, chosen[0]
         finish = prompt_logprobs = None
         if token in request.stop_ids and len(tokens) >= seq.stop_from:
@@ -717,6 +717,7 @@ class Scheduler:
             seq.num_preemptions,
             seq.num_drafted,
             seq.num_accepted,
+            embedding,
         )
         return _new(Event, event)
 

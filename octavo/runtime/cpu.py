@@ -156,12 +156,19 @@ class CpuExecutor:
             raise EngineError("no batch is outstanding")
         batch, arrays = self._pending
         self._pending = None
+        embedded = sampling.embedded(batch)
+        normed = np.empty((len(arrays[3]) if embedded else 0, self.config.hidden_size), np.float32)
         started = time.monotonic()
         try:
-            out = self._executor.run(*arrays, None, self.options.eager)
+            if embedded:
+                out = self._executor.run(*arrays, None, self.options.eager, normed)
+            else:
+                out = self._executor.run(*arrays, None, self.options.eager)
         except ValueError as error:
             raise EngineError(f"step {batch.step}: {error}") from error
         rows = sampling.decode(batch, out)
+        for seq_id, at in embedded:
+            rows[seq_id] = rows[seq_id]._replace(embedding=normed[at].tobytes())
         return StepResult(batch.step, rows, started, time.monotonic())
 
     def ready_at(self) -> float | None:

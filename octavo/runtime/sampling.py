@@ -242,6 +242,19 @@ def decode(batch: Batch, out: bytes | bytearray | memoryview) -> dict[int, RowRe
     return results
 
 
+def embedded(batch: Batch) -> list[tuple[int, int]]:
+    """(seq_id, which want of the batch) of the rows that an embedding is wanted of."""
+    found, after = [], 0
+    for row in batch.rows:
+        wants = row.outputs
+        if wants:
+            after += len(wants)
+            spec = wants[-1].sample
+            if spec is not None and spec.params.embed:
+                found.append((row.seq_id, after - 1))
+    return found
+
+
 def _message(words: Any, errors: list[int], first: int, after: int) -> str:
     bad = next(i for i in range(first, after) if errors[i])
     return _ERRORS[errors[bad]].format(words[bad * _OUT_WORDS + 1])

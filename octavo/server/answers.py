@@ -113,6 +113,29 @@ class Completion(Struct):
     usage: Usage
 
 
+class Embedding(Struct):
+    """embedding: numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Struct):
+    """An answer of /v1/embeddings; pooling: how a text became one vector."""
+
+    object: Literal["list"]
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingsUsage
+    pooling: str
+
+
 class ResponseUsage(Struct):
     input_tokens: int
     input_tokens_details: dict[str, int]

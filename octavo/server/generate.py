@@ -133,9 +133,7 @@ async def body_of(service: Service, scope: Scope, receive: Receive) -> bytes | N
         raise HTTPException(408, f"the body took over {seconds:g} s") from None
 
 
-def granted(
-    service: Service, body: protocol.ChatBody | protocol.CompletionBody, visit: Visit
-) -> Granted:
+def granted(service: Service, body: protocol.Wishes, visit: Visit) -> Granted:
     """What the request is held to of time. Raises `InvalidRequest`."""
     return service.deadlines.granted(visit.asked, body.slo, body.service_tier, visit.key)
 
@@ -158,9 +156,7 @@ def asked(
     )
 
 
-def caller(
-    key: Key | None, body: protocol.ChatBody | protocol.CompletionBody, granted: Granted
-) -> Caller:
+def caller(key: Key | None, body: protocol.Wishes, granted: Granted) -> Caller:
     """A tenant is a key; where there are none, a `user`, by its old or its new name."""
     tenant = key.name if key is not None else body.user or body.safety_identifier or ""
     salt = b"" if key is None else key.salt

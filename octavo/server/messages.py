@@ -128,7 +128,7 @@ def messages_job(service: Service, data: bytes, visit: Visit) -> Job:
         "stream": body.stream,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "user": metadata.user_id,
+        "user": metadata.user_id or body.user,
     }
     wire = Wire(f"msg_{secrets.token_hex(12)}", MessagesShape, NAMES, ignored)
     return job_of(service, _chat_body(chat), visit, wire)

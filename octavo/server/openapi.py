@@ -21,6 +21,7 @@ from starlette.routing import Route
 from octavo.server import answers
 from octavo.server.batches import BatchBody
 from octavo.server.decoding import IGNORED_HEADER, refused_fields
+from octavo.server.embeddings import EmbeddingsBody
 from octavo.server.files import FileForm
 from octavo.server.messages import CountBody, MessagesBody
 from octavo.server.protocol import ChatBody, CompletionBody
@@ -74,6 +75,8 @@ OPERATIONS: tuple[Operation, ...] = (
               answers.ResponseObject, errors=(400, 401, 403, 404)),
     Operation("delete", "/v1/responses/{id}", OPENAI, "Forget a response.",
               answers.ResponseDeleted, errors=(401, 403, 404)),
+    Operation("post", "/v1/embeddings", OPENAI, "What the model makes of texts, as vectors.",
+              answers.Embeddings, EmbeddingsBody, errors=WORK),
     Operation("post", "/v1/files", OPENAI, "Keep a file of requests.",
               answers.FileObject, FileForm, errors=(*WORK, 501), media="multipart/form-data"),
     Operation("get", "/v1/files", OPENAI, "The files of this key.", answers.FileList,

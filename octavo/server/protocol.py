@@ -25,7 +25,17 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: Refused = None
 
 
-class Extras(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Wishes(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Whose request it is, and what it wants of time."""
+
+    user: str | None = None
+    safety_identifier: str | None = None
+    priority: int | None = None
+    slo: SloBody | None = None
+    service_tier: str | None = None
+
+
+class Extras(Wishes, kw_only=True):
     """What every generating endpoint takes beyond its own API, in the field's usual words."""
 
     seed: int | None = None
@@ -42,10 +52,7 @@ class Extras(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     allowed_token_ids: list[int] | None = None
     banned_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = None
-    priority: int | None = None
     speculation: bool | None = None
-    slo: SloBody | None = None
-    service_tier: str | None = None
     structured_outputs: Structured | None = None
 
 
@@ -60,12 +67,10 @@ class Sampling(Extras, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
-    user: str | None = None
     response_format: ResponseFormat | None = None
     # Of use to the caller's records alone; the prefix cache needs no key to find what is alike.
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
     # Known, and refused.
     prompt_cache_retention: Refused = None
     store: Refused = None
@@ -172,6 +177,12 @@ def parse(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ign
     return body, ignored
 
 
+def check_priority(body: Wishes, limits: Limits) -> None:
+    """Raises `Unsupported` for a priority that nobody would look at."""
+    if body.priority is not None and not limits.priority:
+        raise Unsupported("priority needs a server started with --policy priority", "priority")
+
+
 def check_metadata(metadata: dict[str, str] | None) -> None:
     """OpenAI's limits. It is for the caller's own records: nothing is stored here."""
     for key, value in (metadata or {}).items():
@@ -189,8 +200,7 @@ def sampling(body: ChatBody | CompletionBody, limits: Limits) -> SamplingParams:
     n = 1 if body.n is None else body.n
     if n > limits.max_n:
         raise InvalidRequest(f"n must be at most {limits.max_n} on this server, got {n}", "n")
-    if body.priority is not None and not limits.priority:
-        raise Unsupported("priority needs a server started with --policy priority", "priority")
+    check_priority(body, limits)
     given: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,

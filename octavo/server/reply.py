@@ -58,6 +58,7 @@ class Choice:
     __slots__ = (
         "calls",
         "echo",
+        "embedding",
         "finish",
         "index",
         "logged",
@@ -96,6 +97,7 @@ class Choice:
         self.num_accepted = 0
         self.parser = None if asked.parser is None else asked.parser()
         self.num_thought = self.unsure = 0
+        self.embedding: bytes | None = None
         self.parts: list[str] = []
         self.thoughts: list[str] = []
         self.calls: list[Call] = []
@@ -141,6 +143,7 @@ class Choice:
             raise EngineError(event.error or "the request was aborted")
         self.num_cached = max(self.num_cached, event.num_cached)
         self.num_drafted, self.num_accepted = event.num_drafted, event.num_accepted
+        self.embedding = event.embedding
         shown = self._echo(event) if self.echo is not None else ""
         tokens: Sequence[int] = event.tokens
         self.num_tokens += len(tokens)

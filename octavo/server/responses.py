@@ -113,8 +113,6 @@ class ResponsesBody(Extras, kw_only=True):
     parallel_tool_calls: bool | None = None
     truncation: str | None = None
     metadata: dict[str, str] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     # Known, and refused.
     background: Refused = None
@@ -248,8 +246,6 @@ def _translated(
         "logprobs": logged or None,
         "top_logprobs": body.top_logprobs if logged else None,
         "stream": body.stream,
-        "user": body.user,
-        "safety_identifier": body.safety_identifier,
         "reasoning_effort": reasoning.effort,
         "response_format": _format(text.format),
         "tools": None if body.tools is None else [*map(_tool, range(len(body.tools)), body.tools)],

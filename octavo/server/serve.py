@@ -164,6 +164,7 @@ def application(made: Assembly, config: ServerConfig, keys: Keys) -> App:
         created=int(time.time()),
         priority=made.config.policy == "priority",
         timed=made.engine.scheduler.policy.timed,
+        hidden_size=made.hidden_size,
     )
     driver = Driver(made.engine, timings=made.engine.scheduler.stats.take_timings)
     limits = Limits(

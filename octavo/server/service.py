@@ -32,8 +32,8 @@ Template = Callable[..., list[int]]
 @dataclass(frozen=True, slots=True)
 class Served:
     """The model that is served. template: chat messages to token ids, or None. dialect: how it
-    writes calls and thoughts. priority, timed:
-    whether the policy looks at `priority`, and whether it keeps deadlines."""
+    writes calls and thoughts. priority, timed: whether the policy looks at `priority`, and whether
+    it keeps deadlines. hidden_size: how many numbers an embedding has."""
 
     name: str
     tokenizer: Tokenizer
@@ -45,6 +45,7 @@ class Served:
     priority: bool = False
     timed: bool = False
     dialect: Dialect = PLAIN
+    hidden_size: int = 0
 
 
 class Occupancy:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
+import struct
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
@@ -142,6 +143,11 @@ def logprob(state: int, token: int, top: int) -> TokenLogprob:
     return TokenLogprob(token, -0.5 - (state ^ token) % 16 / 8, pairs)
 
 
+def fake_state(state: int) -> bytes:
+    """What stands for the last hidden state: eight float32 numbers."""
+    return struct.pack("<8f", *[byte - 99.5 for byte in state.to_bytes(8, "little")])
+
+
 class FakeExecutor:
     """Runs the fake model. `seconds` is how long a step takes; `fail` makes the next one fail."""
 
@@ -201,6 +207,7 @@ class FakeExecutor:
         tokens: list[int] = []
         logprobs: list[TokenLogprob] = []
         scores: list[TokenLogprob] = []
+        embedding = None
         for want in row.outputs:
             state = states[want.position]
             if want.target is not None:
@@ -212,9 +219,11 @@ class FakeExecutor:
                 except ValueError as error:
                     return RowResult(error=str(error))
                 tokens.append(token)
+                if want.sample.params.embed:
+                    embedding = fake_state(state)
                 if want.sample.params.logprobs is not None:
                     logprobs.append(logprob(state, token, want.sample.params.logprobs))
-        return RowResult(tuple(tokens), tuple(logprobs), tuple(scores))
+        return RowResult(tuple(tokens), tuple(logprobs), tuple(scores), embedding=embedding)
 
 
 def expected(

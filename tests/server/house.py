@@ -66,6 +66,7 @@ class House:
             1,
             timed=policy.timed,
             dialect=dialect,
+            hidden_size=8,
         )
         settings = ServerConfig(**config)
         keys = Keys.read(settings.api_key_file)

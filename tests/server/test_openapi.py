@@ -95,6 +95,7 @@ ASKED: list[tuple[str, str, Any, type]] = [
     ("POST", "/v1/chat/completions", chat(logprobs=True), answers.ChatCompletion),
     ("POST", "/v1/completions", completion(logprobs=1), answers.Completion),
     ("POST", "/v1/responses", response(), answers.ResponseObject),
+    ("POST", "/v1/embeddings", {"model": "fake", "input": "x"}, answers.Embeddings),
     ("POST", "/v1/messages", message(), answers.AnthropicMessage),
     ("POST", "/v1/messages/count_tokens", message(), answers.TokenCount),
     ("POST", "/tokenize", {"prompt": "hé"}, answers.Tokens),

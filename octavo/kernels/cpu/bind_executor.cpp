@@ -131,7 +131,7 @@ void add_op(BoundExecutor& self, const std::string& name, const std::vector<int3
 
 nb::bytes run(BoundExecutor& self, nb::handle rows, nb::handle tokens, nb::handle tables,
               nb::handle wanted, const nb::bytes& samples, nb::handle data,
-              std::optional<Matrix> logits, bool eager) {
+              std::optional<Matrix> logits, bool eager, std::optional<Matrix> normed) {
   const Ints r(rows), t(tokens), b(tables), w(wanted), d(data);
   if (r.size() % 4 != 0 || samples.size() != size_t(w.size()) * sizeof(SampleRow))
     throw std::invalid_argument("rows must be fours, and samples one record per wanted token");
@@ -142,15 +142,18 @@ nb::bytes run(BoundExecutor& self, nb::handle rows, nb::handle tokens, nb::handl
   if (logits && (int64_t(logits->shape(0)) != w.size() ||
                  int64_t(logits->shape(1)) != self.executor.config().vocab))
     throw std::invalid_argument("logits must be float32 [wanted, vocab]");
+  if (normed && (int64_t(normed->shape(0)) != w.size() ||
+                 int64_t(normed->shape(1)) != self.executor.config().hidden))
+    throw std::invalid_argument("normed must be float32 [wanted, hidden]");
   const StepInput step{r.data(), r.size() / 4, t.data(), t.size(),    b.data(),
                        b.size(), w.data(),     w.size(), specs.data()};
   std::vector<SampleOut> out(specs.size());
-  float* logits_out = logits ? logits->data() : nullptr;
+  const StepOutput into{out.data(), logits ? logits->data() : nullptr,
+                        normed ? normed->data() : nullptr};
   const char* wrong;
   {
     nb::gil_scoped_release release;
-    wrong = eager ? self.executor.run_eagerly(step, out.data(), logits_out)
-                  : self.executor.run(step, out.data(), logits_out);
+    wrong = eager ? self.executor.run_eagerly(step, into) : self.executor.run(step, into);
   }
   if (wrong != nullptr) throw std::invalid_argument(wrong);
   return nb::bytes(out.data(), out.size() * sizeof(SampleOut));
@@ -301,7 +304,7 @@ void bind_executor(nb::module_& m) {
       .def("add_op", &add_op)
       .def("finish", [](BoundExecutor& s, int64_t bytes) { s.executor.finish(bytes); })
       .def("run", &run, "rows"_a, "tokens"_a, "tables"_a, "wanted"_a, "samples"_a, "data"_a,
-           "logits"_a = nb::none(), "eager"_a = false)
+           "logits"_a = nb::none(), "eager"_a = false, "normed"_a = nb::none())
       .def("timing", &timing)
       .def("spent", [](BoundExecutor& s) { return spent(s, s.executor.pool().threads()); })
       .def("reset_timing", [](BoundExecutor& s) { s.executor.reset_timing(); })

@@ -221,10 +221,9 @@ const char* Executor::check(const StepInput& s) const {
   return nullptr;
 }
 
-void Executor::begin(const StepInput& step, SampleOut* out, float* logits) {
+void Executor::begin(const StepInput& step, const StepOutput& out) {
   step_ = step;
   out_ = out;
-  logits_out_ = logits;
   step_rows_.clear();
   int64_t token = 0;
   for (int64_t i = 0; i < step.num_rows; ++i) {
@@ -266,7 +265,7 @@ void Executor::plan_head() {
   int64_t kept = 0;
   for (int64_t i = 0; i < step_.num_wanted; ++i) {
     uint32_t needs = kernels_.sample->needs(step_.samples + i, config_.vocab);
-    if (logits_out_ != nullptr) needs |= KEEP_LOGITS;
+    if (out_.logits != nullptr) needs |= KEEP_LOGITS;
     const bool keep = needs & KEEP_LOGITS;
     if (i - passes_.back() == MAX_PASS_ROWS || (keep && kept == logits_rows_)) {
       passes_.push_back(i);
@@ -280,10 +279,10 @@ void Executor::plan_head() {
   if (step_.num_wanted > 0) passes_.push_back(step_.num_wanted);
 }
 
-const char* Executor::run(const StepInput& step, SampleOut* out, float* logits) {
+const char* Executor::run(const StepInput& step, const StepOutput& out) {
   if (const char* wrong = check(step)) return wrong;
   started_ns_ = now_ns();
-  begin(step, out, logits);
+  begin(step, out);
   reset_counters();
   only_ = nullptr;
   pool_.run([](void* self, int thread) { static_cast<Executor*>(self)->walk(thread); }, this);
@@ -292,9 +291,9 @@ const char* Executor::run(const StepInput& step, SampleOut* out, float* logits) 
   return nullptr;
 }
 
-const char* Executor::run_eagerly(const StepInput& step, SampleOut* out, float* logits) {
+const char* Executor::run_eagerly(const StepInput& step, const StepOutput& out) {
   if (const char* wrong = check(step)) return wrong;
-  begin(step, out, logits);
+  begin(step, out);
   for (const OpSpec& op : ops_) {
     reset_counters();
     only_ = &op;
@@ -660,11 +659,11 @@ void Executor::norm_gate_up_act(const OpSpec& op, Thread& t) {
 // digest as soon as it is computed; then each row is sampled.
 void Executor::final_norm_head(const OpSpec& op, Thread& t) {
   const float* x = value(op.x);
-  const int64_t x_ld = values_[size_t(op.x)].ld;
+  const int64_t x_ld = values_[size_t(op.x)].ld, k = op.weights[0].k;
   for (size_t pass = 0; pass + 1 < passes_.size(); ++pass) {
     const int64_t s0 = passes_[pass], rows = passes_[pass + 1] - s0;
     const Acts acts = prepare(t, op, rows, [&](int64_t r) {
-      rows_.rms_norm(x + (s0 + r) * x_ld, op.norm, op.weights[0].k, op.eps, t.row);
+      rows_.rms_norm(x + (s0 + r) * x_ld, op.norm, k, op.eps, t.row);
       return t.row;
     });
     digest_blocks(op, acts, t, s0);
@@ -674,10 +673,14 @@ void Executor::final_norm_head(const OpSpec& op, Thread& t) {
       for (int64_t r = r0; r < r1; ++r) {
         const LogitRow& row = head_rows_[size_t(s0 + r)];
         kernels_.sample->choose(&row, bests_ + r, pool_.threads(), MAX_PASS_ROWS, config_.vocab,
-                                step_.samples + s0 + r, t.sample, out_ + s0 + r);
-        if (logits_out_ != nullptr)
-          std::memcpy(logits_out_ + (s0 + r) * config_.vocab, row.logits,
+                                step_.samples + s0 + r, t.sample, out_.samples + s0 + r);
+        if (out_.logits != nullptr)
+          std::memcpy(out_.logits + (s0 + r) * config_.vocab, row.logits,
                       size_t(config_.vocab) * 4);
+        if (out_.normed != nullptr) {
+          rows_.rms_norm(x + (s0 + r) * x_ld, op.norm, k, op.eps, t.row);
+          std::memcpy(out_.normed + (s0 + r) * k, t.row, size_t(k) * 4);
+        }
       }
     });
     barrier(t);

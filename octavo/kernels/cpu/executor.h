@@ -71,6 +71,14 @@ struct StepInput {
   const SampleRow* samples;  // one for each wanted token, linked
 };
 
+// What a step gives: samples[num_wanted]; and, where not null, logits[num_wanted][vocab] and the
+// normed rows that the head read, normed[num_wanted][hidden].
+struct StepOutput {
+  SampleOut* samples;
+  float* logits = nullptr;
+  float* normed = nullptr;
+};
+
 class Executor {
  public:
   explicit Executor(const ExecutorConfig& config);
@@ -81,11 +89,10 @@ class Executor {
   const float* keep_vector(const float* data, int64_t n);
   void finish(int64_t arena_bytes);  // no more ops; allocates
 
-  // Runs the program and fills out[num_wanted]; logits, if not null, gets [num_wanted][vocab].
-  // Returns null, or what is wrong with the step, in which case nothing was run.
-  const char* run(const StepInput& step, SampleOut* out, float* logits);
+  // Runs the program. Returns null, or what is wrong with the step, in which case nothing was run.
+  const char* run(const StepInput& step, const StepOutput& out);
   // The same, one op of the program after the other, each as a job of its own.
-  const char* run_eagerly(const StepInput& step, SampleOut* out, float* logits);
+  const char* run_eagerly(const StepInput& step, const StepOutput& out);
 
   // Where the time of all steps since reset_timing() went, for each instruction and thread; the last
   // two instructions are SAMPLE (taken out of the head's) and BEGIN: setting the step up, and until
@@ -117,7 +124,7 @@ class Executor {
   };
 
   const char* check(const StepInput& step) const;
-  void begin(const StepInput& step, SampleOut* out, float* logits);
+  void begin(const StepInput& step, const StepOutput& out);
   void find_wanted_rows();
   void plan_head();
   void run_op(const OpSpec& op, Thread& t);
@@ -190,8 +197,7 @@ class Executor {
 
   // The step under way.
   StepInput step_{};
-  SampleOut* out_ = nullptr;
-  float* logits_out_ = nullptr;
+  StepOutput out_{};
   std::vector<StepRow> step_rows_, wanted_rows_;
   std::vector<int32_t> row_, position_, block_, slot_;  // of each token
   const OpSpec* only_ = nullptr;                  // eager: the op to run
