@@ -191,6 +191,15 @@ class ServerConfig:
     max_stored: int = knob(
         256, "Most responses kept in memory for each API key, for previous_response_id; 0 for none."
     )
+    vllm_metric_names: bool = knob(
+        False, "In /metrics, what means the same under vLLM's names too: its dashboards work."
+    )
+    otel_endpoint: str | None = knob(
+        None,
+        "Send OpenTelemetry traces and gen_ai.server.* metrics here by OTLP over HTTP, e.g. "
+        "http://localhost:4318; needs octavo[otel].",
+        metavar="URL",
+    )
     log_format: Literal["auto", "text", "json"] = knob(
         "auto", "Lines to read (auto: in colour on a terminal), or a JSON object each."
     )

@@ -324,3 +324,22 @@ def test_what_is_wrong_in_a_file_of_flags_is_named(
     result, _ = served_with(monkeypatch, tmp_path, text)
     assert result.exit_code != 0
     assert said in " ".join(result.output.split()).replace("│", "")
+
+
+def test_the_file_that_is_shipped_is_one_that_works(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shipped = Path(__file__).resolve().parents[1] / "deploy" / "octavo.toml"
+    result, seen = served_with(monkeypatch, tmp_path, shipped.read_text())
+    assert "far enough" in result.output
+    assert seen["log_format"] == "json"
+
+
+def test_the_keys_that_are_shipped_are_read() -> None:
+    from octavo.server.auth import Keys
+
+    keys = Keys.read(str(Path(__file__).resolve().parents[1] / "deploy" / "keys.example"))
+    found = keys.find("Bearer replace-me-0123456789abcdef")
+    assert found is not None
+    assert (found.rpm, found.tpm, found.concurrent, found.admin) == (120, 60000, 8, False)
+    assert keys.any_admin

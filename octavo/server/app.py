@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
@@ -43,6 +44,7 @@ from octavo.server.logs import tell
 from octavo.server.metrics import Metrics
 from octavo.server.problems import AdminOnly, http_problem, problem, word
 from octavo.server.service import Served, Service
+from octavo.server.telemetry import Telemetry
 from octavo.server.traces import Trace
 from octavo.server.watchdog import Watchdog
 
@@ -85,6 +87,8 @@ class App:
         self.cors = Cors(config.cors_origin)
         driver.ended.append(service.ended)
         self.watchdog = Watchdog(driver, admission.scheduler, config.stall)
+        self.telemetry: Telemetry | None = None
+        self.over: list[Callable[[Trace], None]] = [tell]  # called when a request is over
         self.certificate: ssl.SSLContext | None = None
         self._pinger: asyncio.Task[None] | None = None
         routes = [route for module in ENDPOINTS for route in module.routes(service)]
@@ -94,6 +98,11 @@ class App:
     @property
     def config(self) -> ServerConfig:
         return self.service.config
+
+    def send_telemetry(self, telemetry: Telemetry) -> None:
+        """Tell it of every request that is over; it is closed at the end."""
+        self.telemetry = telemetry
+        self.over.append(telemetry.request)
 
     def start(self) -> None:
         self.service.driver.start()
@@ -113,6 +122,8 @@ class App:
         await self.service.driver.stop()
         if self.service.store is not None:
             self.service.store.close()
+        if self.telemetry is not None:
+            await asyncio.to_thread(self.telemetry.close)
         self.service.parsers.shutdown(wait=False, cancel_futures=True)
         self.service.compilers.shutdown(wait=False, cancel_futures=True)
         if self.service.served.door.grammars is not None:
@@ -140,6 +151,7 @@ class App:
         trace = Trace(_request_id(scope), scope["method"], scope["path"], service.driver.clock())
         trace.client = scope["client"][0] if scope.get("client") else ""
         outbound = Outbound(send, trace, self.cors.headers(header(scope, b"origin")))
+        trace.parent = header(scope, b"traceparent")
         scope["octavo.trace"] = trace
         scope["app"] = self  # without one the router answers 404 and 405 itself, in plain text
         try:
@@ -161,7 +173,8 @@ class App:
         finally:
             trace.finished = service.driver.clock()
             service.traces.leave(trace)
-            tell(trace)
+            for hear in self.over:
+                hear(trace)
             service.metrics.http.labels(self._label(scope["path"]), str(trace.status)).inc()
 
     def _label(self, path: str) -> str:

@@ -29,6 +29,7 @@ from octavo.server.driver import RESTART_SECONDS, Driver
 from octavo.server.live import measured_floor
 from octavo.server.metrics import Metrics
 from octavo.server.service import Served
+from octavo.server.telemetry import Telemetry
 from octavo.server.wire import wire
 
 log = logging.getLogger("octavo")
@@ -174,6 +175,10 @@ def application(made: Assembly, config: ServerConfig, keys: Keys) -> App:
         keys.weights,
     )
     admission = Admission(made.engine.scheduler, limits)
-    app = App(served, driver, config, Metrics(made.engine.snapshot), keys, admission)
+    names = served.name if config.vllm_metric_names else None
+    metrics = Metrics(made.engine.snapshot, names)
+    app = App(served, driver, config, metrics, keys, admission)
+    if config.otel_endpoint is not None:
+        app.send_telemetry(Telemetry(config.otel_endpoint, served.name, served.version))
     app.service.measured_floor = measured_floor(made)
     return app

@@ -27,7 +27,7 @@ class Trace:
     client: its address.
     arrival: its body was here; parsed: it was tokens; first: its first token came back. completion:
     the id in the answer. outcome: how it ended. ahead: sequences running and waiting when it came.
-    meter: what its key may use.
+    meter: what its key may use. parent: the caller's W3C traceparent.
     """
 
     id: str
@@ -51,6 +51,7 @@ class Trace:
     outcome: str = ""
     ahead: tuple[int, int] = (0, 0)
     meter: Meter | None = None
+    parent: str = ""
     timings: list[Timing] = field(default_factory=list)
 
     @property

@@ -1,0 +1,181 @@
+"""/metrics: one table, real help, vLLM's names on request; OpenTelemetry's spans and metrics."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.errors import InvalidRequest
+from octavo.server.metrics import E2E, ENGINE, TPOT, TTFT, VLLM, Metrics
+from octavo.server.telemetry import Telemetry
+from tests.server.house import House, chat, inside
+from tests.server.test_life import CHAT
+
+pytestmark = pytest.mark.anyio
+DASHBOARD = Path(__file__).resolve().parents[2] / "deploy" / "grafana.json"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def families(metrics: Metrics) -> dict[str, Any]:
+    return {f.name: f for f in text_string_to_metric_families(metrics.page().decode())}
+
+
+async def served(vllm: str | None = None) -> Metrics:
+    """The metrics of a house that has answered three requests, one of them in the cache."""
+    house = House()
+    metrics = Metrics(house.engine.snapshot, vllm)
+    house.app.service.metrics = metrics
+    async with inside(house) as client:
+        for _ in range(3):
+            answer = await client.post(CHAT, json=chat("x" * 50, max_tokens=5, ignore_eos=True))
+            assert answer.status_code == 200
+    return metrics
+
+
+async def test_all_that_the_engine_counts_is_in_the_table_with_help() -> None:
+    house = House()
+    known = {row.key for row in ENGINE}
+    assert set(house.engine.snapshot()) <= known, "say in ENGINE what it means"
+    assert len({row.name for row in ENGINE}) == len(ENGINE)
+    for family in families(await served()).values():
+        assert len(family.documentation) > 10, family.name
+        assert family.name.startswith(("octavo_", "process_"))
+
+
+async def test_histograms_count_requests_and_sequences() -> None:
+    found = families(await served())
+    for name in ("time_to_first_token_seconds", "queue_time_seconds", "prefill_time_seconds"):
+        samples = {s.name: s.value for s in found[f"octavo_{name}"].samples}
+        assert samples[f"octavo_{name}_count"] == 3
+    outputs = {s.name: s.value for s in found["octavo_sequence_generation_tokens"].samples}
+    assert outputs["octavo_sequence_generation_tokens_sum"] == 15
+    waits = found["octavo_queue_wait_seconds"].samples
+    assert {s.labels["reason"] for s in waits if s.name.endswith("_total")} == {"turn"}
+
+
+async def test_vllms_names_carry_the_same_values_and_its_labels() -> None:
+    found = families(await served("tiny"))
+    ours = {v: k for k, v in VLLM.items() if k != "octavo_prefix_cache_queries"}
+    ours["vllm:prefix_cache_queries"] = "octavo_prompt_tokens"
+    assert {name for name in found if name.startswith("vllm:")} == set(ours)
+    for theirs, own in ours.items():
+        again = [(s.name[len(theirs) :], s.value) for s in found[theirs].samples]
+        first = [
+            (s.name[len(own) :], s.value)
+            for s in found[own].samples
+            if not s.name.endswith("_created")
+        ]
+        assert again == first
+        for sample in found[theirs].samples:
+            assert (sample.labels["model_name"], sample.labels["engine"]) == ("tiny", "0")
+    reasons = {s.labels["finished_reason"] for s in found["vllm:request_success"].samples}
+    assert reasons == {"length"}
+    assert not any(name.startswith("vllm:") for name in families(await served()))
+
+
+async def test_the_dashboard_asks_for_metrics_that_are_there() -> None:
+    page = (await served()).page().decode()
+    there = set(re.findall(r"^(octavo_\w+|process_\w+)", page, re.M))
+    board = json.loads(DASHBOARD.read_text())
+    asked = {
+        name
+        for panel in board["panels"]
+        for target in panel.get("targets", ())
+        for name in re.findall(r"\b(?:octavo|process)_\w+", target["expr"])
+    }
+    assert len(asked) > 15
+    # Labelled counters are there from their first count on.
+    later = {"octavo_deadline_sequences_total", "octavo_ttft_forecast_ratio_bucket"}
+    assert asked - later <= there, asked - there
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+# ---- OpenTelemetry -------------------------------------------------------------------------------
+
+
+async def test_a_request_is_a_span_with_its_phases_and_three_measurements() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExporter
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    seen: list[Any] = []
+
+    class Kept(MetricExporter):
+        def export(self, data: Any, timeout_millis: float = 0, **_: Any) -> Any:
+            seen.append(data)
+            from opentelemetry.sdk.metrics.export import MetricExportResult
+
+            return MetricExportResult.SUCCESS
+
+        def shutdown(self, timeout_millis: float = 0, **_: Any) -> None: ...
+
+        def force_flush(self, timeout_millis: float = 0) -> bool:
+            return True
+
+    assert InMemoryMetricReader
+    spans = InMemorySpanExporter()
+    telemetry = Telemetry("http://unused", "tiny", "0.1", (spans, Kept()))
+    house = House()
+    house.app.send_telemetry(telemetry)
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    parent = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    async with inside(house) as client:
+        answer = await client.post(CHAT, json=chat("a secret", max_tokens=4), headers=parent)
+        await client.get("/v1/models")
+        telemetry._traces.force_flush()
+        found = {span.name: span for span in spans.get_finished_spans()}
+    assert set(found) == {"chat tiny", "queue", "prefill", "decode"}
+    root = found["chat tiny"]
+    assert root.context.trace_id == int(trace_id, 16)
+    assert root.parent.span_id == int("b7ad6b7169203331", 16)
+    assert root.attributes["gen_ai.response.id"] == answer.json()["id"]
+    assert root.attributes["gen_ai.usage.output_tokens"] == 4
+    assert root.attributes["gen_ai.provider.name"] == "octavo"
+    assert root.attributes["gen_ai.response.finish_reasons"] == ("length",)
+    for name in ("queue", "prefill", "decode"):
+        assert found[name].parent.span_id == root.context.span_id
+        assert root.start_time <= found[name].start_time <= found[name].end_time <= root.end_time
+    assert found["queue"].end_time == found["prefill"].start_time
+    assert "secret" not in root.to_json()
+    measured = {
+        metric.name: metric
+        for data in seen
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+    edges = {
+        "gen_ai.server.request.duration": E2E,
+        "gen_ai.server.time_to_first_token": TTFT,
+        "gen_ai.server.time_per_output_token": TPOT,
+    }
+    assert set(measured) == set(edges)
+    for name, buckets in edges.items():
+        (point,) = measured[name].data.data_points
+        assert point.count == 1
+        assert tuple(point.explicit_bounds) == pytest.approx(buckets)
+        assert measured[name].unit == "s"
+
+
+def test_without_opentelemetry_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *more: Any) -> Any:
+        if name.startswith("opentelemetry"):
+            raise ImportError(name)
+        return real(name, *more)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(InvalidRequest, match=r"octavo\[otel\]"):
+        Telemetry("http://localhost:4318", "tiny", "0.1")
