@@ -170,6 +170,19 @@ def test_refusals_are_apart_and_meet_nothing() -> None:
     assert [one.refused for one in found] == [False, True] * 3
 
 
+def test_what_cannot_be_kept_is_a_refusal_whatever_its_status() -> None:
+    said = b'{"error":{"message":"too tight","code":"slo_unattainable"}}'
+    head = b"HTTP/1.1 400 No\r\ncontent-length: %d\r\n\r\n" % len(said)
+
+    class Strict(Server):
+        def plan(self, body: dict[str, Any]) -> list[tuple[float, bytes]]:
+            return [(0.01, head + said)]
+
+    report, found = conduct(Strict(), Plan(workload(0.0, 1.0), Ask("m"), warmup=0))
+    assert (report["refused"], report["failed"], report["refusals"]) == (2, 0, {"400": 2})
+    assert "too tight" in (found[0].error or "")
+
+
 def test_a_client_that_is_late_makes_the_run_void() -> None:
     server = Server(cost=0.05)
     report, _ = conduct(server, Plan(workload(*[0.0] * 8), Ask("m"), warmup=0))

@@ -25,6 +25,7 @@ LEAD = 0.2  # seconds before the first request
 TICK = 0.02  # seconds between two looks at how late the client's own loop is
 FIRST_ID = 512  # ids below are often bytes and controls
 REFUSALS = (429, 503)
+UNATTAINABLE = "slo_unattainable"  # with any status, or in the midst of a stream
 # Common words, each a token of its own in nearly every vocabulary.
 WORDS = (
     "time year people way day man thing woman life child world school state family student group "
@@ -233,7 +234,7 @@ class Outcome:
     """One request. due, begun: when it was to go, and went. times: when pieces of text came.
 
     prompt, cached, tokens: as the server counts them (tokens: pieces, where it does not say).
-    refused: 429 or 503. error: why it failed otherwise. predicted: by the server, in seconds.
+    refused: 429 or 503, or told that its deadlines cannot be kept. error: why it failed otherwise. predicted: by the server, in seconds.
     """
 
     item: Item
@@ -250,10 +251,7 @@ class Outcome:
     finish: str | None = None
     retry_after: int | None = None
     predicted: float | None = None
-
-    @property
-    def refused(self) -> bool:
-        return self.status in REFUSALS
+    refused: bool = False
 
     @property
     def served(self) -> bool:
@@ -315,7 +313,7 @@ def outcome(item: Item, due: float, one: wire.Exchange) -> Outcome:
     base = Outcome(item, due, one.begun, one.connected, one.ended)
     try:
         answer = wire.read(one.times, one.pieces)
-        found = _streamed(answer) if answer.status == 200 else {"error": _said(answer)}
+        found = _streamed(answer) if answer.status == 200 else _turned_away(answer)
     except (ValueError, msgspec.DecodeError) as error:
         return replace(base, error=f"not to be read: {error}")
     fault = one.fault or (None if answer.status else "the connection ended without an answer")
@@ -331,13 +329,15 @@ def outcome(item: Item, due: float, one: wire.Exchange) -> Outcome:
     return replace(base, **found)
 
 
-def _said(answer: wire.Answer) -> str:
-    """A refusal or failure in the server's words."""
+def _turned_away(answer: wire.Answer) -> dict[str, Any]:
+    """A refusal or failure in the server's words, as fields of an `Outcome`."""
     try:
-        message = msgspec.json.decode(answer.content)["error"]["message"]
-    except (msgspec.DecodeError, KeyError, TypeError):
-        message = answer.content[:200].decode("utf-8", "replace")
-    return f"HTTP {answer.status}: {message}"
+        said = msgspec.json.decode(answer.content)["error"]
+        message, code = said["message"], said.get("code")
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        message, code = answer.content[:200].decode("utf-8", "replace"), None
+    refused = answer.status in REFUSALS or code == UNATTAINABLE
+    return {"error": f"HTTP {answer.status}: {message}", "refused": refused}
 
 
 def _streamed(answer: wire.Answer) -> dict[str, Any]:
@@ -349,8 +349,9 @@ def _streamed(answer: wire.Answer) -> dict[str, Any]:
         if data == b"[DONE]":
             break
         message = msgspec.json.decode(data)
-        if message.get("error"):
-            found["error"] = str(message["error"])[:200]
+        if wrong := message.get("error"):
+            found["error"] = str(wrong)[:200]
+            found["refused"] = isinstance(wrong, dict) and wrong.get("code") == UNATTAINABLE
         usage = message.get("usage") or usage
         for choice in message.get("choices") or ():
             found["finish"] = choice.get("finish_reason") or found.get("finish")

@@ -34,8 +34,8 @@ class Plan:
     batch."""
 
     rates: tuple[float, ...] = (0.7, 1.5, 3.0, 6.0)
-    requests: int = 16
-    rows: int = 16
+    requests: int = 28
+    rows: int = 8
     repeats: int = 3
     prompt: Sizes = field(default_factory=lambda: Sizes(48, 0.6, 192))
     output: Sizes = field(default_factory=lambda: Sizes(24, 0.8, 96))

@@ -138,8 +138,8 @@ Examples:
 @options(EngineConfig)
 @click.option("--rates", default="0.7,1.5,3,6", show_default=True, callback=multiples,
               help="Arrivals, in multiples of what one after another can serve.")  # fmt: skip
-@click.option("--requests", default=16, show_default=True, help="Requests of a run.")
-@click.option("--rows", default=16, show_default=True, help="Requests in a batch at most.")
+@click.option("--requests", default=28, show_default=True, help="Requests of a run.")
+@click.option("--rows", default=8, show_default=True, help="Requests in a batch at most.")
 @repeats
 @plot_option
 @as_json
