@@ -234,7 +234,8 @@ class Outcome:
     """One request. due, begun: when it was to go, and went. times: when pieces of text came.
 
     prompt, cached, tokens: as the server counts them (tokens: pieces, where it does not say).
-    refused: 429 or 503, or told that its deadlines cannot be kept. error: why it failed otherwise. predicted: by the server, in seconds.
+    refused: 429 or 503, or told that its deadlines cannot be kept. error: why it was not served.
+    predicted: by the server, in seconds.
     """
 
     item: Item
