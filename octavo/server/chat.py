@@ -28,23 +28,24 @@ def routes(service: Service) -> list[Route]:
 @dataclass(frozen=True, slots=True)
 class Wire:
     """How an answer goes out. names: what chat's fields are called in an API that is translated to
-    chat's; ignored: unknown fields of the body; plain: its shape knows neither calls nor thoughts.
+    chat's; ignored: unknown fields of the body; flat: a tool is there what chat calls its function.
     """
 
     id: str
     shape: ShapeMaker
     names: Mapping[str, str] = field(default_factory=dict)
     ignored: Ignored = ()
-    plain: bool = True
+    flat: bool = False
 
     def name(self, param: str | None) -> str | None:
         """The field that a caller of that API knows."""
         head = re.match(r"\w+", param or "")
-        return (
-            param
-            if head is None or param is None
-            else (self.names.get(head[0], head[0]) + param[head.end() :])
-        )
+        if head is None or param is None:
+            return param
+        rest = param[head.end() :]
+        if self.flat and head[0] == "tools":
+            rest = rest.replace(".function", "", 1)
+        return self.names.get(head[0], head[0]) + rest
 
 
 def chat_job(service: Service, data: bytes, visit: Visit) -> Job:
@@ -53,7 +54,7 @@ def chat_job(service: Service, data: bytes, visit: Visit) -> Job:
     names = {"prompt": "messages"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    wire = Wire(f"chatcmpl-{secrets.token_hex(12)}", ChatShape, names, ignored, plain=False)
+    wire = Wire(f"chatcmpl-{secrets.token_hex(12)}", ChatShape, names, ignored)
     return job_of(service, body, visit, wire)
 
 
@@ -63,10 +64,8 @@ def job_of(service: Service, body: protocol.ChatBody, visit: Visit, wire: Wire) 
         service.check_model(body.model)
         params = protocol.sampling(body, service.limits)
         box = tools_of(service, body)
-        if box is not None and wire.plain:
-            raise Unsupported("tools are not supported by this version", "tools")
         ids = _prompt(service, body, box)
-        speech = None if wire.plain else Speech.of(service, ids, box)
+        speech = Speech.of(service, ids, box)
         request = service.served.door.request(
             wire.id,
             ids,

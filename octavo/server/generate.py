@@ -24,7 +24,8 @@ from octavo.server.service import Service
 from octavo.server.traces import Trace
 
 INLINE_BODY = 4 * 1024  # longer bodies are parsed and tokenised in a thread
-GRAMMAR = (b'"response_format"', b'"structured_outputs"', b'"tools"')  # may need a compiler
+# Fields that may need a compiler: of chat, of responses (text.format), of messages.
+GRAMMAR = (b'"response_format"', b'"structured_outputs"', b'"tools"', b'"format"')
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ NAMES = {
     "stop": "stop_sequences",
     "user": "metadata.user_id",
     "response_format": "output_config.format",
+    "reasoning_effort": "thinking",
 }
 TIERS = {"auto": "auto", "standard_only": "default"}
 
@@ -64,14 +65,45 @@ class Turn(msgspec.Struct, forbid_unknown_fields=True):
     content: str | list[Block]
 
 
+class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """any: at least one; tool: the one of that name."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
 class Metadata(msgspec.Struct, forbid_unknown_fields=True):
     user_id: str | None = None
 
 
 class Thinking(msgspec.Struct, forbid_unknown_fields=True):
-    type: str
+    """enabled asks for thoughts, disabled for none; adaptive leaves it to the model's template."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
     display: str | None = None
+
+
+class CustomTool(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool that the caller runs; any other type is refused."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
 
 
 class CountBody(Extras, kw_only=True):
@@ -80,11 +112,11 @@ class CountBody(Extras, kw_only=True):
     model: str
     messages: list[Turn]
     system: str | list[Block] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
+    tools: list[CustomTool] | None = None
+    tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     cache_control: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
     context_management: Refused = None
     mcp_servers: Refused = None
 
@@ -130,7 +162,9 @@ def messages_job(service: Service, data: bytes, visit: Visit) -> Job:
         "top_p": body.top_p,
         "user": metadata.user_id or body.user,
     }
-    wire = Wire(f"msg_{secrets.token_hex(12)}", MessagesShape, NAMES, ignored)
+    if body.thinking is not None and body.thinking.budget_tokens is not None:
+        ignored = (*ignored, "thinking.budget_tokens")  # how long it thinks is the model's affair
+    wire = Wire(f"msg_{secrets.token_hex(12)}", MessagesShape, NAMES, ignored, flat=True)
     return job_of(service, _chat_body(chat), visit, wire)
 
 
@@ -145,7 +179,7 @@ def _chat_body(chat: dict[str, Any]) -> ChatBody:
     try:
         return taken(ChatBody, {name: value for name, value in chat.items() if value is not None})
     except InvalidRequest as error:
-        error.param = Wire("", MessagesShape, NAMES).name(error.param)
+        error.param = Wire("", MessagesShape, NAMES, flat=True).name(error.param)
         raise
 
 
@@ -157,16 +191,16 @@ def _translated(body: CountBody) -> dict[str, Any]:
         if tier is None:
             raise Unsupported(f"service_tier must be {' or '.join(TIERS)}", "service_tier")
         extras["service_tier"] = tier
-    if body.thinking is not None and body.thinking.type != "disabled":
-        raise Unsupported("thinking is not supported by this version", "thinking")
     choice, one_call = _tool_choice(body.tool_choice)
+    config = body.output_config or OutputConfig()
     return extras | {
         "model": body.model,
         "messages": _messages(body),
         "tools": None if body.tools is None else [*map(_tool, range(len(body.tools)), body.tools)],
         "tool_choice": choice,
         "parallel_tool_calls": False if one_call else None,
-        "response_format": _format(body.output_config),
+        "response_format": _format(config.format),
+        "reasoning_effort": _effort(body.thinking, config.effort),
     }
 
 
@@ -206,7 +240,7 @@ def _of_user(turn: Turn, at: str) -> list[dict[str, Any]]:
 def _of_assistant(turn: Turn, at: str) -> dict[str, Any]:
     if isinstance(turn.content, str):
         return {"role": "assistant", "content": turn.content}
-    texts, calls = [], []
+    texts, calls, thoughts = [], [], []
     for index, block in enumerate(turn.content):
         here = f"{at}[{index}]"
         if block.type == "tool_use":
@@ -216,9 +250,13 @@ def _of_assistant(turn: Turn, at: str) -> dict[str, Any]:
             }
             id = _given(block.id, f"{here}.id")
             calls.append({"id": id, "type": "function", "function": function})
-        elif block.type not in ("thinking", "redacted_thinking"):  # not shown to a model again
+        elif block.type == "thinking":  # its template says whether a model is shown it again
+            thoughts.append(_given(block.thinking, f"{here}.thinking"))
+        elif block.type != "redacted_thinking":
             texts.append(_text([block], here))
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
     return message | ({"tool_calls": calls} if calls else {})
 
 
@@ -241,38 +279,43 @@ def _given(value: str | None, at: str) -> str:
     return value
 
 
-def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
-    if tool.get("type") not in (None, "custom"):
+def _tool(index: int, tool: CustomTool) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
         at = f"tools[{index}].type"
         raise Unsupported(f"{at}: only custom tools; what a server runs itself is not here", at)
-    renamed = {"input_schema": "parameters"}
-    function = {renamed.get(k, k): v for k, v in tool.items() if k not in ("type", "cache_control")}
+    given: dict[str, Any] = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    function = {name: value for name, value in given.items() if value is not None}
     return {"type": "function", "function": function}
 
 
-def _tool_choice(choice: dict[str, Any] | None) -> tuple[str | dict[str, Any] | None, bool]:
+def _tool_choice(choice: ToolChoice | None) -> tuple[str | dict[str, Any] | None, bool]:
     """(chat's tool_choice, whether only one call is wanted)."""
     if choice is None:
         return None, False
-    one = choice.get("disable_parallel_tool_use") is True
-    kind = choice.get("type")
-    if kind == "tool":
-        return {"type": "function", "function": {"name": choice.get("name")}}, one
-    words = {"auto": "auto", "any": "required", "none": "none"}
-    if kind not in words:
-        raise InvalidRequest("tool_choice.type must be auto, any, tool or none", "tool_choice.type")
-    return words[kind], one
+    one = choice.disable_parallel_tool_use is True
+    if choice.type == "tool":
+        name = _given(choice.name, "tool_choice.name")
+        return {"type": "function", "function": {"name": name}}, one
+    return "required" if choice.type == "any" else choice.type, one
 
 
-def _format(config: dict[str, Any] | None) -> dict[str, Any] | None:
+def _format(format: OutputFormat | None) -> dict[str, Any] | None:
     """output_config.format as chat's response_format."""
-    if config is None:
+    if format is None:
         return None
-    for name in config:
-        if name != "format":
-            raise Unsupported(f"output_config.{name} is not supported", f"output_config.{name}")
-    format = config.get("format")
-    if not isinstance(format, dict) or format.get("type") != "json_schema":
-        return None if format is None else {"type": str(format)}
-    schema = {"name": "output", "schema": format.get("schema"), "strict": True}
+    schema = {"name": "output", "schema": format.schema, "strict": True}
     return {"type": "json_schema", "json_schema": schema}
+
+
+def _effort(thinking: Thinking | None, effort: str | None) -> str | None:
+    """Chat's reasoning_effort."""
+    if thinking is not None and thinking.type == "disabled":
+        return "none"
+    if effort is not None:
+        return "xhigh" if effort == "max" else effort
+    return "high" if thinking is not None and thinking.type == "enabled" else None

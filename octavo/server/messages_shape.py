@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from octavo.core.request import FinishReason
 from octavo.server.parsing import Called
-from octavo.server.reply import Asked, Choice, Logged, Reply, encode
+from octavo.server.reply import Asked, Call, Choice, Logged, Reply, encode
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 OVERLOADED = 529
@@ -31,31 +33,45 @@ def anthropic_error(status: int, body: dict[str, Any]) -> tuple[int, dict[str, A
 
 
 class MessagesShape:
-    """The one choice of a message."""
+    """The one choice of a message: blocks of thinking, text and calls."""
 
     ping = PING
 
     def __init__(self, asked: Asked, choices: int) -> None:
         self._head = asked.head
+        self._kind = ""  # of the block that is open
+        self._index = -1
+        self._delta = b""
 
     def start(self, reply: Reply) -> bytes:
         message = self._message([], None, None, usage(reply))
-        return _event("message_start", {"message": message})
+        return _event("message_start", {"message": message}) + PING
 
     def open(self, choice: Choice) -> bytes:
-        return _event("content_block_start", {"index": 0, "content_block": _block("")}) + PING
-
-    def text(self, choice: Choice, text: str, logprobs: Any) -> bytes:
-        return _DELTA + encode(text) + b"}}\n\n"
-
-    def thought(self, choice: Choice, text: str) -> bytes:
-        return b""  # nothing is parsed for this API yet
-
-    def call(self, choice: Choice, called: Called) -> bytes:
         return b""
 
+    def text(self, choice: Choice, text: str, logprobs: Any) -> bytes:
+        out = b"" if self._kind == "text" else self._begin(_text(""), "text_delta", "text")
+        return out + self._delta + encode(text) + b"}}\n\n"
+
+    def thought(self, choice: Choice, text: str) -> bytes:
+        out = b""
+        if self._kind != "thinking":
+            out = self._begin(_thinking(""), "thinking_delta", "thinking")
+        return out + self._delta + encode(text) + b"}}\n\n"
+
+    def call(self, choice: Choice, called: Called) -> bytes:
+        out = b""
+        if called.id is not None:
+            block = {"type": "tool_use", "id": called.id, "name": called.name}
+            out = self._begin(block | {"input": {}}, "input_json_delta", "partial_json")
+        if called.arguments:
+            out += self._delta + encode(called.arguments) + b"}}\n\n"
+        return out
+
     def close(self, choice: Choice) -> bytes:
-        return _event("content_block_stop", {"index": 0})
+        out = self._begin(_text(""), "text_delta", "text") if self._index < 0 else b""
+        return out + self._end()
 
     def last(self, reply: Reply) -> bytes:
         reason, stop = _stopped(reply.choices[0])
@@ -71,8 +87,28 @@ class MessagesShape:
 
     def whole(self, reply: Reply) -> dict[str, Any]:
         choice = reply.choices[0]
-        content = [_block("".join(choice.parts))]
+        content = [_thinking("".join(choice.thoughts))] if choice.thoughts else []
+        if choice.parts or not (choice.calls or choice.thoughts):
+            content.append(_text("".join(choice.parts)))
+        content += map(_tool_use, choice.calls)
         return self._message(content, *_stopped(choice), usage(reply))
+
+    def _begin(self, block: dict[str, Any], delta: str, field: str) -> bytes:
+        """End the block that is open; begin one whose deltas have that type and field."""
+        out = self._end()
+        self._index += 1
+        self._kind = block["type"]
+        head = {"type": "content_block_delta", "index": self._index}
+        body = encode(head)[:-1] + b',"delta":{"type":' + encode(delta) + b"," + encode(field)
+        self._delta = b"event: content_block_delta\ndata: " + body + b":"
+        began = {"index": self._index, "content_block": block}
+        return out + _event("content_block_start", began)
+
+    def _end(self) -> bytes:
+        if not self._kind:
+            return b""
+        self._kind = ""
+        return _event("content_block_stop", {"index": self._index})
 
     def _message(
         self, content: list[Any], reason: str | None, stop: str | None, usage: dict[str, Any]
@@ -89,18 +125,27 @@ class MessagesShape:
         }
 
 
-def _block(text: str) -> dict[str, Any]:
+def _text(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
+
+
+def _thinking(text: str) -> dict[str, Any]:
+    """A thought; nothing is signed here."""
+    return {"type": "thinking", "thinking": text, "signature": ""}
+
+
+def _tool_use(call: Call) -> dict[str, Any]:
+    """A call. Arguments that were cut off (max_tokens says so then) are no object yet: {}."""
+    try:
+        given = msgspec.json.decode("".join(call.arguments))
+    except msgspec.DecodeError:
+        given = {}
+    given = given if isinstance(given, dict) else {}
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
 
 
 def _event(kind: str, fields: dict[str, Any]) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + encode({"type": kind} | fields) + b"\n\n"
-
-
-_DELTA = (
-    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,'
-    b'"delta":{"type":"text_delta","text":'
-)
 
 
 def usage(reply: Reply) -> dict[str, Any]:
@@ -118,6 +163,8 @@ def _stopped(choice: Choice) -> tuple[str, str | None]:
     """(stop_reason, the stop sequence that came)."""
     if choice.finish is FinishReason.LENGTH:
         return "max_tokens", None
+    if choice.finish is FinishReason.TOOL_CALLS:
+        return "tool_use", None
     if choice.text.stop is not None:
         return "stop_sequence", choice.text.stop
     return "end_turn", None

@@ -74,6 +74,16 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     encrypted_content: str | None = None
 
 
+class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
+    """A function that the caller runs; any other type is refused."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
     """How the text is to look."""
 
@@ -108,7 +118,7 @@ class ResponsesBody(Extras, kw_only=True):
     include: list[str] | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[FunctionTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     truncation: str | None = None
@@ -157,7 +167,9 @@ class Responses:
         def shape(asked: Asked, _: int) -> ResponsesShape:
             return ResponsesShape(asked, fields, done)
 
-        return _translated(service, body, messages, visit, Wire(id, shape, NAMES, ignored))
+        return _translated(
+            service, body, messages, visit, Wire(id, shape, NAMES, ignored, flat=True)
+        )
 
     def _keeps(self, body: ResponsesBody) -> bool:
         if self.shelf.most == 0 and body.store:
@@ -266,6 +278,7 @@ def _messages(
     """Items as chat's messages; a turn's calls stand in one message. num_earlier: items that are
     not of this request's input."""
     made: list[dict[str, Any]] = []
+    thought: dict[str, Any] = {}
     if instructions is not None:
         made.append({"role": "system", "content": instructions})
     for index, item in enumerate(items, -num_earlier):
@@ -276,16 +289,22 @@ def _messages(
                     f"{at}.role must be user, assistant, system or developer", f"{at}.role"
                 )
             text = _plain(item.content, f"{at}.content")
-            made.append({"role": item.role, "content": text})
+            said = {"role": item.role, "content": text}
+            made.append(said | thought if item.role == "assistant" else said)
+            thought = {}
         elif kind == "function_call":
             if not made or made[-1]["role"] != "assistant":
-                made.append({"role": "assistant", "content": None})
+                made.append({"role": "assistant", "content": None} | thought)
+                thought = {}
             made[-1].setdefault("tool_calls", []).append(_call(item, at))
         elif kind == "function_call_output":
             id = _given(item.call_id, f"{at}.call_id")
             text = _plain(item.output, f"{at}.output")
             made.append({"role": "tool", "tool_call_id": id, "content": text})
-        elif kind != "reasoning":  # earlier thoughts are no part of what a model is shown again
+        elif kind == "reasoning":  # its template says whether a model is shown it again
+            text = _plain(item.content or "", f"{at}.content")
+            thought = {"reasoning_content": text} if text else {}
+        else:
             raise Unsupported(f"{at}: items of type {kind[:80]!r} are not known", f"{at}.type")
     return made
 
@@ -312,7 +331,7 @@ def _plain(content: str | list[InputPart] | None, at: str) -> str:
     texts = []
     for index, part in enumerate(content):
         here = f"{at}[{index}]"
-        if part.type not in ("input_text", "output_text", "text", "refusal"):
+        if part.type not in ("input_text", "output_text", "text", "reasoning_text", "refusal"):
             raise Unsupported(f"{here}: only parts that are text", f"{here}.type")
         refuse(part, here + ".")
         name = "refusal" if part.type == "refusal" else "text"
@@ -328,11 +347,16 @@ def _format(format: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": inner}
 
 
-def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
-    if tool.get("type") != "function":
+def _tool(index: int, tool: FunctionTool) -> dict[str, Any]:
+    if tool.type != "function":
         at = f"tools[{index}].type"
         raise Unsupported(f"{at}: only functions; what a server runs itself is not here", at)
-    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+    function = {
+        name: value
+        for name in ("name", "description", "parameters", "strict")
+        if (value := getattr(tool, name)) is not None
+    }
+    return {"type": "function", "function": function}
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:

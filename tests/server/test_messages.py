@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
+import jsonschema
 import pytest
 
+from octavo.server.dialect import Dialect
 from tests.server.fakes import FakeExecutor, fake_template
 from tests.server.house import House, inside, outside
 from tests.server.test_responses import said, typed
+from tests.server.test_tools import NOW, ROME, WEATHER
+from tests.server.test_tools import house as tools_house
 
 URL = "/v1/messages"
 
@@ -117,8 +122,8 @@ def test_events_come_in_the_documented_order() -> None:
     assert deltas > 3
     assert kinds == [
         "message_start",
-        "content_block_start",
         "ping",
+        "content_block_start",
         *["content_block_delta"] * deltas,
         "content_block_stop",
         "message_delta",
@@ -224,3 +229,88 @@ def test_a_stream_that_fails_says_so_in_its_last_event() -> None:
     kind, data = typed(bad.text)[-1]
     assert (kind, data["type"]) == ("error", "error")
     assert data["error"]["type"] == "api_error"
+
+
+TOOLS = [
+    {"name": "weather", "description": "of a city", "input_schema": WEATHER},
+    {"name": "now", "input_schema": {"type": "object"}},
+]
+
+
+def with_client(built: House, work: Any) -> Any:
+    with (
+        outside(built) as served,
+        anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0) as client,
+    ):
+        return work(client)
+
+
+def test_thoughts_text_and_calls_are_blocks_streamed_and_whole_alike() -> None:
+    script = f"<think>\nhm, Rome\n</think>\n\nI look.\n{ROME}\n{NOW}"
+    built = tools_house(script, Dialect("hermes", thinks=True), port=0)
+
+    def work(client: anthropic.Anthropic) -> tuple[Any, Any]:
+        wanted = asked(tools=TOOLS, max_tokens=400)
+        with client.messages.stream(**wanted) as stream:
+            return client.messages.create(**wanted), stream.get_final_message()
+
+    for made in with_client(built, work):
+        assert [block.type for block in made.content] == [
+            "thinking",
+            "text",
+            "tool_use",
+            "tool_use",
+        ]
+        assert made.stop_reason == "tool_use"
+        assert made.content[0].thinking == "hm, Rome"
+        assert made.content[1].text == "I look."
+        assert [block.name for block in made.content[2:]] == ["weather", "now"]
+        assert [block.input for block in made.content[2:]] == [{"city": "Rome"}, {}]
+        assert made.content[2].id != made.content[3].id
+
+
+def test_what_tools_answered_goes_back_in() -> None:
+    def work(client: anthropic.Anthropic) -> None:
+        first = client.messages.create(**asked(tools=TOOLS, max_tokens=400))
+        (call,) = [block for block in first.content if block.type == "tool_use"]
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}
+        turns: list[Any] = [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": [block.model_dump() for block in first.content]},
+            {"role": "user", "content": [result, {"type": "text", "text": "and?"}]},
+        ]
+        second = client.messages.create(**asked(tools=TOOLS) | {"messages": turns})
+        assert second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0) > (
+            first.usage.input_tokens
+        )
+
+    with_client(tools_house(ROME, port=0), work)
+
+
+def test_a_call_may_be_forced_and_a_schema_held_to() -> None:
+    def work(client: anthropic.Anthropic) -> None:
+        for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
+            forced = client.messages.create(
+                **asked(tools=TOOLS[:1], tool_choice=choice, max_tokens=400)
+            )
+            assert forced.stop_reason == "tool_use"
+            jsonschema.validate(forced.content[0].input, WEATHER)
+        form = {"format": {"type": "json_schema", "schema": WEATHER}}
+        held = client.messages.create(**asked(output_config=form, max_tokens=400))
+        jsonschema.validate(json.loads(held.content[0].text), WEATHER)
+        with pytest.raises(anthropic.BadRequestError) as bad:
+            client.messages.create(**asked(tools=[{"name": "a b", "input_schema": {}}]))
+        assert bad.value.body["error"]["param"] == "tools[0].name"
+
+    with_client(tools_house(port=0), work)
+
+
+def test_thinking_is_switched_where_the_model_can_and_its_budget_is_said_to_be_unheard() -> None:
+    thinker = Dialect("hermes", thinks=True, switch="enable_thinking")
+    wish = {"type": "enabled", "budget_tokens": 1024}
+    answer = ask(body(thinking=wish), tools_house("so</think>yes", thinker))
+    assert [block["type"] for block in answer.json()["content"]] == ["thinking", "text"]
+    assert answer.headers["x-octavo-ignored"] == "thinking.budget_tokens"
+    refused = ask(body(thinking=wish))
+    assert refused.json()["error"]["param"] == "thinking"
+    assert ask(body(thinking={"type": "disabled"})).status_code == 200

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 
 from octavo.core.request import SamplingParams
+from octavo.server.dialect import Dialect
 from octavo.server.responses_store import Kept, Shelf
 from tests.server.fakes import FakeExecutor, FakeTokenizer, expected, expected_text, fake_template
 from tests.server.house import House, chat, inside, outside
+from tests.server.test_tools import NOW, ROME, WEATHER
+from tests.server.test_tools import house as tools_house
 
 URL = "/v1/responses"
 
@@ -306,3 +310,92 @@ def test_chat_and_responses_share_prefix_and_sampling() -> None:
     text = two["output"][0]["content"][0]["text"]
     assert text == one["choices"][0]["message"]["content"]
     assert two["usage"]["input_tokens_details"]["cached_tokens"] > 0
+
+
+FUNCTIONS = [
+    {"type": "function", "name": "weather", "description": "of a city", "parameters": WEATHER},
+    {"type": "function", "name": "now"},
+]
+
+
+def with_client(built: House, work: Any) -> Any:
+    with (
+        outside(built) as served,
+        openai.OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        return work(client)
+
+
+def test_thoughts_text_and_calls_are_items_streamed_and_whole_alike() -> None:
+    script = f"<think>\nhm, Rome\n</think>\n\nI look.\n{ROME}\n{NOW}"
+    built = tools_house(script, Dialect("hermes", thinks=True), port=0)
+
+    def work(client: openai.OpenAI) -> tuple[Any, Any, list[Any]]:
+        asked = body(tools=FUNCTIONS, max_output_tokens=400)
+        whole = client.responses.create(**asked)
+        with client.responses.stream(**asked) as stream:
+            events = list(stream)
+            return whole, stream.get_final_response(), events
+
+    whole, final, events = with_client(built, work)
+    for made in (whole, final):
+        assert [item.type for item in made.output] == [
+            "reasoning",
+            "message",
+            "function_call",
+            "function_call",
+        ]
+        assert made.status == "completed"
+        assert made.output[0].content[0].text == "hm, Rome"
+        assert made.output_text == "I look."
+        calls = made.output[2:]
+        assert [call.name for call in calls] == ["weather", "now"]
+        assert json.loads(calls[0].arguments) == {"city": "Rome"}
+        assert len({call.call_id for call in calls}) == 2
+        assert len({item.id for item in made.output}) == 4
+        assert made.usage.output_tokens_details.reasoning_tokens > 0
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    arguments = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    assert "".join(arguments) == "".join(call.arguments for call in final.output[2:])
+    thoughts = [e.delta for e in events if e.type == "response.reasoning_text.delta"]
+    assert "".join(thoughts) == "hm, Rome"
+    added = [e.output_index for e in events if e.type == "response.output_item.added"]
+    assert added == [e.output_index for e in events if e.type == "response.output_item.done"]
+    assert added == [0, 1, 2, 3]
+
+
+def test_what_tools_answered_goes_back_in() -> None:
+    built = tools_house(ROME, port=0)
+
+    def work(client: openai.OpenAI) -> None:
+        first = client.responses.create(**body(tools=FUNCTIONS, max_output_tokens=400))
+        (call,) = [item for item in first.output if item.type == "function_call"]
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        follow = body([result], previous_response_id=first.id, tools=FUNCTIONS)
+        by_id = client.responses.create(**follow)
+        items = [{"role": "user", "content": "hello"}, call.model_dump(), result]
+        by_items = client.responses.create(**body(items, tools=FUNCTIONS))
+        assert by_id.usage is not None
+        assert by_items.usage is not None
+        assert by_id.usage.input_tokens == by_items.usage.input_tokens
+        assert by_id.usage.input_tokens > first.usage.input_tokens
+
+    with_client(built, work)
+
+
+def test_a_call_may_be_forced_and_a_schema_held_to() -> None:
+    def work(client: openai.OpenAI) -> None:
+        one = {"type": "function", "name": "weather"}
+        forced = client.responses.create(
+            **body(tools=FUNCTIONS, tool_choice=one, max_output_tokens=400)
+        )
+        (call,) = [item for item in forced.output if item.type == "function_call"]
+        jsonschema.validate(json.loads(call.arguments), WEATHER)
+        form = {"type": "json_schema", "name": "w", "schema": WEATHER, "strict": True}
+        held = client.responses.create(**body(max_output_tokens=400) | {"text": {"format": form}})
+        jsonschema.validate(json.loads(held.output_text), WEATHER)
+        with pytest.raises(openai.BadRequestError) as bad:
+            client.responses.create(**body(tools=[{"type": "function", "name": "a b"}]))
+        assert bad.value.param == "tools[0].name"
+
+    with_client(tools_house(port=0), work)
