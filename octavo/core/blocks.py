@@ -118,7 +118,7 @@ class BlockManager:
             return Cold.OFF
         at = num_cached // self.block_size
         if at >= (seq.num_prompt - 1) // self.block_size:
-            return Cold.ALL
+            return Cold.ALL if at else Cold.SHORT
         if max_tokens is not None and num_cached + self.block_size > max_tokens:
             return Cold.SCORED
         return Cold.EVICTED if seq.hashes[at] in self._gone else Cold.NEW

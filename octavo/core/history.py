@@ -40,12 +40,13 @@ class Wait(StrEnum):
 class Cold(StrEnum):
     """Why no more of a prompt came from the prefix cache.
 
-    ALL: all full blocks did (the last token is always computed). NEW: nobody computed the next
-    block before. EVICTED: its block was taken for another since. SCORED: what is to be scored must
-    be computed. OFF: the prefix cache is off.
+    ALL: all full blocks did (the last token is always computed). SHORT: it has no full block.
+    NEW: nobody computed the next block before. EVICTED: its block was taken for another since.
+    SCORED: what is to be scored must be computed. OFF: the prefix cache is off.
     """
 
     ALL = "all"
+    SHORT = "short"
     NEW = "new"
     EVICTED = "evicted"
     SCORED = "scored"

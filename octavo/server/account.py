@@ -27,6 +27,7 @@ WAITS = {
 }
 COLDS = {
     Cold.ALL: "all full blocks but the last token's were cached",
+    Cold.SHORT: "it is shorter than a block, which is the least that is shared",
     Cold.NEW: "nobody with this key had computed what follows",
     Cold.EVICTED: "what follows was computed before, and evicted since",
     Cold.SCORED: "log-probabilities of the prompt were asked for: they must be computed",
@@ -58,9 +59,12 @@ def account(trace: Trace, traces: Traces) -> dict[str, Any]:
     """All that is known of a request. Times in milliseconds, `at_ms` from its arrival."""
     now, start = traces.clock(), trace.arrival if trace.arrival is not None else trace.started
     end = trace.finished if trace.finished is not None else now
-    choices = [_ended(timing, start) for timing in trace.timings]
-    choices += [_living(seq, start, now, traces) for id in trace.requests
-                for seq in traces.live.choices(id)]  # fmt: skip
+    door = _door(trace)
+    choices = [_ended(timing, start, door) for timing in trace.timings]
+    for id in trace.requests:
+        for seq in traces.live.choices(id):
+            waits = seq.record.waited(traces.journal, now)
+            choices.append(_living(seq, start, traces) | _waits(waits, door))
     predicted = next((t.predicted for t in trace.timings if t.predicted is not None), None)
     parsed = trace.parsed if trace.parsed is not None else start
     ahead = {"running": trace.ahead[0], "waiting": trace.ahead[1]}
@@ -75,7 +79,7 @@ def account(trace: Trace, traces: Traces) -> dict[str, Any]:
         "http_status": trace.status or None,
         "finish": trace.outcome or None,
         "stream": trace.stream,
-        "why": _words(choices),
+        "why": _words(choices, door),
         "usage": {
             "prompt_tokens": trace.num_prompt,
             "cached_tokens": trace.num_cached,
@@ -97,7 +101,25 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 3)
 
 
-def _ended(t: Timing, start: float) -> dict[str, Any]:
+def _door(trace: Trace) -> float:
+    """Seconds that reading, templates and tokenising took: before the queue, though it counts from
+    the arrival."""
+    if trace.parsed is None or trace.arrival is None:
+        return 0.0
+    return trace.parsed - trace.arrival
+
+
+def _waits(waits: dict[Wait, float], door: float) -> dict[str, Any]:
+    """Milliseconds in the queue, in all and by reason."""
+    found = {why: s - door * (why is Wait.TURN) for why, s in waits.items()}
+    found = {why: s for why, s in found.items() if s > 0.0}
+    return {
+        "queue_ms": _ms(sum(found.values())),
+        "waits_ms": {why.value: _ms(s) for why, s in found.items()},
+    }
+
+
+def _ended(t: Timing, start: float, door: float) -> dict[str, Any]:
     """The account of a sequence that has ended."""
     record = t.record
     assert record is not None
@@ -106,8 +128,6 @@ def _ended(t: Timing, start: float) -> dict[str, Any]:
         "index": t.choice,
         "state": "ended",
         "finish": t.finish.value,
-        "queue_ms": _ms(sum(record.waits.values())),
-        "waits_ms": {why.value: _ms(s) for why, s in record.waits.items() if s > 0.0},
         "prompt_tokens": t.num_prompt,
         "output_tokens": t.num_output,
         "drafted_tokens": t.num_drafted,
@@ -116,14 +136,14 @@ def _ended(t: Timing, start: float) -> dict[str, Any]:
         "tpot_ms": _ms(t.tpot),
         "deadlines_met": t.met if t.slo else None,
     }
+    found |= _waits(record.waits, door)
     return found | _history(record, t.num_cached, t.num_preemptions, start)
 
 
-def _living(seq: Any, start: float, now: float, traces: Traces) -> dict[str, Any]:
+def _living(seq: Any, start: float, traces: Traces) -> dict[str, Any]:
     """The account so far of a sequence that waits or runs. The engine writes to it meanwhile: what
     is read here may be of two moments, each number is right by itself."""
     record, journal = seq.record, traces.journal
-    waits = record.waited(journal, now)
     waiting = seq.state in (State.WAITING, State.HELD)
     why = Wait.TWIN if seq.state is State.HELD else journal.why
     found = {
@@ -132,8 +152,6 @@ def _living(seq: Any, start: float, now: float, traces: Traces) -> dict[str, Any
         "state": seq.state.value,
         "waits_for": why.value if waiting else None,
         "finish": None,
-        "queue_ms": _ms(sum(waits.values())),
-        "waits_ms": {why.value: _ms(s) for why, s in waits.items() if s > 0.0},
         "prompt_tokens": seq.num_prompt,
         "output_tokens": seq.num_output,
         "drafted_tokens": seq.num_drafted,
@@ -184,13 +202,14 @@ def _company(begin: Mark, end: Mark) -> dict[str, Any]:
 # ---- in words ----
 
 
-def _words(choices: list[dict[str, Any]]) -> list[str]:
+def _words(choices: list[dict[str, Any]], door: float) -> list[str]:
     """Where the time went, in the order of a request's life; the first choice for all, where they
     are alike."""
     if not choices:
         return ["it was not handed to the engine"]
     slow = max(choices, key=lambda c: c["queue_ms"])
-    out = [_waited(slow)]
+    out = [f"reading and tokenising took {door * 1e3:.1f} ms"] if door >= 0.01 else []
+    out.append(_waited(slow))
     first = choices[0]
     prompt, cached = first["prompt_tokens"], first["cached_tokens"]
     if first["cached_why"] is not None:
@@ -201,17 +220,13 @@ def _words(choices: list[dict[str, Any]]) -> list[str]:
     for name, what in (("prefill_steps", "the first token"), ("decode_steps", "the rest")):
         steps = first[name]
         if steps and steps["steps"]:
-            out.append(
-                f"{what} took {steps['steps']} steps of {steps['mean_ms']:.1f} ms, shared with "
-                f"{max(0.0, steps['mean_rows'] - 1):.1f} others on average "
-                f"({steps['mean_tokens']:.0f} tokens a step)"
-            )
+            out.append(f"{what} took {_stepped(steps)}")
     taken = sum(c["num_preemptions"] for c in choices)
     if taken:
         lost = sum(p["lost_tokens"] for c in choices for p in c["preemptions"])
         out.append(
-            f"it was preempted {taken} times, as the KV pool was full: {lost} tokens were computed "
-            "again"
+            f"it was preempted {_times(taken)}, as the KV pool was full: {lost} tokens were "
+            "computed again"
         )
     drafted = sum(c["drafted_tokens"] for c in choices)
     if drafted:
@@ -221,6 +236,20 @@ def _words(choices: list[dict[str, Any]]) -> list[str]:
     if FinishReason.ABORT.value in ends:
         out.append("it was aborted: the client left, or its time was over")
     return out
+
+
+def _stepped(steps: dict[str, Any]) -> str:
+    count, others = steps["steps"], steps["mean_rows"] - 1
+    shared = f"shared with {others:.1f} others" if others >= 0.05 else "alone"
+    if others >= 0.05 and count > 1:
+        shared += " on average"
+    tokens = f"{steps['mean_tokens']:.0f} tokens{' each' if count > 1 else ''}"
+    word = "step" if count == 1 else "steps"
+    return f"{count} {word} of {steps['mean_ms']:.1f} ms, {shared} ({tokens})"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _waited(choice: dict[str, Any]) -> str:
@@ -250,9 +279,9 @@ def server_timing(trace: Trace) -> bytes:
         taken = sum(t.num_preemptions for t in trace.timings)
         parts += [
             f"queue;dur={queued * 1e3:.1f}",
-            f"prefill;dur={max(0.0, ttft - queued) * 1e3:.1f}",
+            f"prefill;dur={max(0.0, ttft - _door(trace) - queued) * 1e3:.1f}",
             f"decode;dur={max(0.0, total - ttft) * 1e3:.1f}",
             f'cache;desc="{cached} of {trace.num_prompt} tokens"',
         ]
-        parts += [f'preempted;desc="{taken} times"'] if taken else []
+        parts += [f'preempted;desc="{_times(taken)}"'] if taken else []
     return ", ".join(parts).encode()

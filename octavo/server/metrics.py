@@ -58,6 +58,7 @@ ENGINE = (
     Row("steptime_gamma", "step_time_margin_ratio", "Predictions are multiplied by it.", True),
     Row("steptime_drifting", "step_time_drifting", "1 while predictions are relearned.", True),
     Row("steptime_gap_seconds", "step_gap_seconds", "Time between two steps, of late.", True),
+    Row("admission_margin", "admission_margin_ratio", "Forecasts at the door times this.", True),
     Row("prompt_tokens", "prompt_tokens", "Prompt tokens admitted, cached ones included."),
     Row("cached_tokens", "cached_tokens", "Prompt tokens found in the prefix cache."),
     Row("output_tokens", "generation_tokens", "Tokens generated and kept."),

@@ -63,9 +63,9 @@ class Trace:
 
     @property
     def queued(self) -> float | None:
-        """Seconds from arrival to the first step that carried any of it."""
+        """Seconds in the queue: from its prompt being tokens to the first step with any of it."""
         found = [t.first_scheduled for t in self.timings if t.first_scheduled is not None]
-        return None if not found or self.arrival is None else min(found) - self.arrival
+        return None if not found or self.parsed is None else max(0.0, min(found) - self.parsed)
 
     @property
     def tpot(self) -> float | None:

@@ -94,6 +94,10 @@ def test_why_no_more_was_cached() -> None:
         (8, Cold.NEW),
         (0, Cold.SCORED),
     ]
+    short = Machine()
+    short.add(ask("a", 3, 1))
+    short.run()
+    assert record(timings(short)["a"]).cold is Cold.SHORT
     off = Machine(prefix_caching=False)
     off.add(ask("a", prompt, 1))
     off.run()
