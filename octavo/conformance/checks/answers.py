@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.conformance.book import check
+from octavo.conformance.checks.tools import WEATHER
 from octavo.conformance.probe import (
     CHAT,
     COMPLETIONS,
@@ -11,6 +12,7 @@ from octavo.conformance.probe import (
     error_of,
     first,
     need,
+    optional,
     short,
     text_of,
     usage_of,
@@ -128,9 +130,7 @@ def developer_role(probe: Probe) -> str:
     "OpenAI spec, ChatCompletionRequestAssistantMessage.content",
 )
 def null_content_history(probe: Probe) -> str:
-    from octavo.conformance.checks.tools import WEATHER, offered
-
-    offered(probe)
+    optional("tools", probe.post(CHAT, probe.chat_body(tools=[WEATHER], max_tokens=4)))
     call = {
         "id": "call_1",
         "type": "function",

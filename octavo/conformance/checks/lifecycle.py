@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import select
+import selectors
+import socket
 import time
 
 from octavo.conformance.book import check
@@ -99,14 +100,24 @@ def _flood(
     probe: Probe, pending: list[Pending], body: dict[str, object], count: int
 ) -> Answer | None:
     """Send requests until one is refused; its answer, or None if none is."""
-    for number in range(count):
-        pending.append(Pending(probe.wire, CHAT, body))
-        if number % 16 and number + 1 < count:
-            continue
-        patience = 3.0 if number + 1 == count else 0.0
-        ready, _, _ = select.select([one.sock for one in pending], [], [], patience)
-        for one in [one for one in pending if one.sock in ready]:
-            head = one.sock.recv(16, 2)  # MSG_PEEK
-            if b" 200" not in head:
+    silent: list[Pending] = []
+    end = 0.0
+    while len(pending) < count or (silent and time.monotonic() < end):
+        more = min(16, count - len(pending))
+        for _ in range(more):
+            pending.append(Pending(probe.wire, CHAT, body))
+            end = time.monotonic() + 3.0
+        silent += pending[len(pending) - more :]
+        for one in _ready(silent, 0.0 if more else 0.2):
+            if b" 200" not in one.sock.recv(16, socket.MSG_PEEK):
                 return one.answer()
+            silent.remove(one)
     return None
+
+
+def _ready(pending: list[Pending], patience: float) -> list[Pending]:
+    """Those that have bytes to read."""
+    with selectors.DefaultSelector() as selector:
+        for one in pending:
+            selector.register(one.sock, selectors.EVENT_READ, one)
+        return [key.data for key, _ in selector.select(patience)]

@@ -143,12 +143,16 @@ def messages(probe: Probe) -> str:
     need(answer["content"][0]["type"] == "text", f"content {short(answer['content'])}")
     known = ("end_turn", "max_tokens", "stop_sequence")
     need(answer["stop_reason"] in known, f"stop_reason {answer['stop_reason']!r}")
-    count = answer["usage"]["input_tokens"]
-    need(answer["usage"]["output_tokens"] > 0, f"usage {answer['usage']}")
+    usage = answer["usage"]
+    need(usage["output_tokens"] > 0, f"usage {usage}")
+    # input_tokens are those that no cache had; the rest is counted beside them.
+    beside = ("cache_read_input_tokens", "cache_creation_input_tokens")
+    count = usage["input_tokens"] + sum(usage.get(name) or 0 for name in beside)
     del body["max_tokens"]
     counted = probe.wire.ask("POST", "/v1/messages/count_tokens", body, heads)
     if counted.status not in ABSENT:
-        need(counted.json == {"input_tokens": count}, f"{count} used, {short(counted.body)}")
+        told = counted.json["input_tokens"]
+        need(told == count, f"{count} used, counted {told}")
     return short(answer["content"][0]["text"], 60)
 
 

@@ -19,7 +19,12 @@ def _function(name: str, about: str, field: str) -> dict[str, Any]:
     }
     return {
         "type": "function",
-        "function": {"name": name, "description": about, "parameters": schema},
+        "function": {
+            "name": name,
+            "description": about,
+            "parameters": schema,
+            "strict": True,
+        },
     }
 
 
@@ -29,8 +34,11 @@ BOTH = "How is the weather in Paris, and how is it in Rome? Call weather for eac
 
 
 def offered(probe: Probe) -> dict[str, Any]:
-    """A whole answer that had to call a tool. Raises `NotOffered`."""
-    return optional("tools", probe.post(CHAT, _body(probe)))
+    """A whole answer that calls a tool. Raises `NotOffered`, or `Unclear` if it calls none."""
+    answer = optional("tools", probe.post(CHAT, _body(probe)))
+    if not first(answer)["message"].get("tool_calls"):
+        raise Unclear("no call was made where one was required (tool-choice-required)")
+    return answer
 
 
 def _body(probe: Probe, text: str = ASK, **fields: Any) -> dict[str, Any]:
@@ -47,6 +55,18 @@ def _calls(stream: Stream) -> list[dict[str, Any]]:
     found = [call for c in stream.choices for call in c["delta"].get("tool_calls") or ()]
     need(found, f"no tool_calls in the stream: {short(stream.text())}")
     return found
+
+
+@check(
+    "tool-choice-required",
+    'tool_choice: "required means the model must call one or more tools".',
+    "OpenAI spec, ChatCompletionToolChoiceOption",
+)
+def choice_required(probe: Probe) -> str:
+    message = first(optional("tools", probe.post(CHAT, _body(probe))))["message"]
+    calls = message.get("tool_calls")
+    need(calls, f"no tool_calls: {short(message)}")
+    return short(calls)
 
 
 @check(
@@ -103,8 +123,9 @@ def finish(probe: Probe) -> str:
 
 @check(
     "tool-arguments",
-    "arguments are a text that holds JSON; the pieces of a stream join to it; ids differ.",
-    "OpenAI spec, ChatCompletionMessageToolCall.function.arguments: type string",
+    "arguments are a text, of a strict function one that follows its schema; the pieces of a "
+    "stream join to it; ids differ.",
+    "OpenAI spec, ChatCompletionMessageToolCall.function.arguments: string; FunctionObject.strict",
 )
 def arguments(probe: Probe) -> str:
     answers = [first(offered(probe)) for _ in range(2)]
@@ -132,7 +153,6 @@ def arguments(probe: Probe) -> str:
 )
 def content_null(probe: Probe) -> str:
     message = first(offered(probe))["message"]
-    need(message.get("tool_calls"), f"no tool_calls: {short(message)}")
     need(message["content"] is None, f"content is {message['content']!r}")
     return "null"
 
@@ -143,7 +163,7 @@ def content_null(probe: Probe) -> str:
     "OpenAI spec, ChatCompletionToolChoiceOption",
 )
 def choice_none(probe: Probe) -> str:
-    offered(probe)
+    optional("tools", probe.post(CHAT, _body(probe)))
     answer = probe.good(CHAT, _body(probe, tool_choice="none", max_tokens=32))
     choice = first(answer)
     need(not choice["message"].get("tool_calls"), f"it called: {short(choice['message'])}")

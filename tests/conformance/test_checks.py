@@ -1,0 +1,32 @@
+"""A suite judges its author too kindly: each check must catch a fault that was planted for it, and
+find none where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.conformance import checks as _filled  # noqa: F401
+from octavo.conformance.book import CHECKS, Finding, Verdict, chosen, run
+from octavo.conformance.probe import Probe, Settings
+from octavo.conformance.wire import Wire
+from tests.conformance.fake import KEY, Fake
+
+QUICK = Settings(quiet=1.0, freed=1.0, flood=130, wait=10.0)
+
+
+def findings(fake: Fake, *names: str) -> dict[str, Finding]:
+    with fake.standing():
+        probe = Probe(Wire(fake.url, KEY, timeout=20.0), "fake", QUICK)
+        return {f.check.name: f for f in run(probe, chosen(names, (), heavy=True))}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_catches_the_fault_that_is_planted_for_it(name: str) -> None:
+    found = findings(Fake(name), name)[name]
+    assert found.verdict is Verdict.FAIL, found.evidence
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_passes_where_there_is_no_fault(name: str) -> None:
+    found = findings(Fake(), name)[name]
+    assert found.verdict is Verdict.PASS, found.evidence
