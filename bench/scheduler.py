@@ -3,9 +3,11 @@ request costs at the door.
 
     python bench/scheduler.py [--steps 400]
 
-The ceiling beside it is the time in which this interpreter builds the objects that cross to the
-executor and back to the caller (a row, a want, its sample spec, two arrays, an event): the least
-that a step of so many rows can cost with these types.
+Medians, and their share of the goal where there is one (less than 100 % is better): 250 us for 128
+rows with 1000 waiting, 1 ms for 512 with 5000, 50 us at the door. The ceiling beside it is the time
+in which this interpreter builds the objects that cross to the executor and back to the caller (a
+row, a want, its sample spec, two arrays, an event). Most sequences have one want for all their
+life, so the scheduler builds fewer than that.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ CONTEXT = 300
 POLICIES = {"fcfs": fcfs, "slo": slo, "fair-slo": lambda: fair(within=slo())}
 CHAT = Slo(ttft=60.0, tpot=0.05)
 STEP = 0.02  # seconds that a step takes on the clock that the scheduler is told
+GOALS = {(128, 1000): 250.0, (512, 5000): 1000.0}  # us a step, by rows and waiting
+DOOR_GOAL = 50.0  # us a request
 
 
 def decoding(policy: str, rows: int, waiting: int, steps: int) -> Scheduler:
@@ -103,7 +107,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     steps = parser.parse_args().steps
     out = []
-    print("policy      rows  waiting   step us   us/row   objects us   quotient   door us")
+    head = "policy      rows  waiting   step us  of goal   us/row  objects us  quotient  door us"
+    print(f"{head}  of goal")
     plain = ((1, 0), (16, 0), (64, 0), (128, 0), (128, 1000), (256, 0), (512, 5000))
     cells = [("fcfs", *cell) for cell in plain]
     cells += [(policy, 128, 1000) for policy in ("slo", "fair-slo")] + [("slo", 512, 5000)]
@@ -113,9 +118,12 @@ def main() -> None:
         spent = statistics.median(step(scheduler, now + STEP * i) for i in range(steps)) * 1e6
         least = floor(rows) * 1e6
         door = at_the_door(scheduler, now) * 1e6 if scheduler.policy.timed else 0.0
+        goal = GOALS.get((rows, waiting))
+        share = f"{spent / goal:8.0%}" if goal else "       -"
+        asked = f"{door:8.1f} {door / DOOR_GOAL:8.0%}" if door else "       -        -"
         print(
-            f"{policy:9} {rows:6} {waiting:8} {spent:9.1f} {spent / rows:8.2f} {least:12.1f}"
-            f" {least / spent:10.1%} {door:9.1f}"
+            f"{policy:9} {rows:6} {waiting:8} {spent:9.1f} {share} {spent / rows:8.2f}"
+            f" {least:11.1f} {least / spent:9.1%} {asked}"
         )
         out.append(
             {
@@ -123,6 +131,7 @@ def main() -> None:
                 "rows": rows,
                 "waiting": waiting,
                 "step_us": spent,
+                "goal_us": goal,
                 "objects_us": least,
                 "door_us": door,
             }

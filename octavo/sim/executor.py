@@ -21,7 +21,7 @@ from octavo.ops.program import Instr, Program
 from octavo.ops.table import TABLE, KvFormat, RowShape, S, StepShape, Work
 
 Durations = Callable[[Batch], float]
-Rows = list[tuple[int, int, int]]
+Rows = list[tuple[int, int, int]]  # (start, tokens, wanted outputs)
 
 TOKEN = 0  # what every sequence "says"; lengths are forced by max_tokens
 
@@ -69,7 +69,7 @@ class SimulatedExecutor:
         if not self._pending:
             raise EngineError("no batch is outstanding")
         batch, started, finished = self._pending.pop(0)
-        rows = {row[0]: _result(row[4]) for row in batch.rows}
+        rows = {seq_id: _result(wants) for seq_id, _, _, _, wants in batch.rows}
         return StepResult(batch.step, rows, started, finished)
 
 
@@ -84,6 +84,17 @@ def _result(wants: tuple[Want, ...]) -> RowResult:
     logprobs = tuple(TokenLogprob(TOKEN, 0.0) for s in sampled if s.params.logprobs is not None)
     scores = tuple(TokenLogprob(target, 0.0) for target in scored)
     return RowResult((TOKEN,) * len(sampled), logprobs, scores)
+
+
+def split(batch: Batch) -> tuple[list[int], Rows]:
+    """(contexts of the rows of one token that want the next one, all other rows): most steps are
+    all of the first kind, and simulating is mostly this."""
+    rows = batch.rows
+    ends = [row[1] + 1 for row in rows if row[4] and len(row[2]) == 1]
+    if len(ends) == len(rows):
+        return ends, []
+    others = [(row[1], len(row[2]), len(row[4])) for row in rows]
+    return ends, [row for row in others if row[1] != 1 or not row[2]]
 
 
 class Fitted:
@@ -161,47 +172,41 @@ class Roofline:
         self._views = {(t.window, t.wanted) for t in self._terms if t.per_pair}
 
     def __call__(self, batch: Batch) -> float:
-        return self.seconds((row[1], len(row[2]), len(row[4])) for row in batch.rows)
+        return self._of(*split(batch))
 
     def seconds(self, rows: Iterable[tuple[int, int, int]]) -> float:
         """Of a step of rows (start, tokens, wanted outputs)."""
-        shape = list(rows)
-        tokens = sum(row[1] for row in shape)
-        outputs = sum(row[2] for row in shape)
-        seen = {view: _seen(shape, *view) for view in self._views}
-        hardware, total = self.hardware, self.hardware.step_seconds
+        return self._of([], list(rows))
+
+    def _of(self, ends: list[int], others: Rows) -> float:
+        """Of a step, `split`."""
+        tokens = len(ends) + sum([row[1] for row in others])
+        outputs = len(ends) + sum([row[2] for row in others])
+        seen = {view: _seen(ends, others, *view) for view in self._views}
+        bandwidth, each = self.hardware.bytes_per_s, self.hardware.op_seconds
+        total = self.hardware.step_seconds
         if self._extra is not None:
             total += self._extra(tokens, outputs)
         for count, flops, moved, per_pair, per_span, window, wanted, rate in self._terms:
-            work = _at(flops, tokens, outputs)
-            nbytes = _at(moved, tokens, outputs)
+            # Constants are weights, which a step without such rows does not read.
+            work = flops[1] * tokens + flops[2] * outputs
+            work = work and flops[0] + work
+            nbytes = moved[1] * tokens + moved[2] * outputs
+            nbytes = nbytes and moved[0] + nbytes
             if per_pair:
                 pairs, span = seen[window, wanted]
                 work += per_pair * pairs
                 nbytes += per_span * span
-            longest = max(nbytes / hardware.bytes_per_s, work / rate)
-            total += count * (longest + hardware.op_seconds)
+            memory, compute = nbytes / bandwidth, work / rate
+            total += count * ((memory if memory > compute else compute) + each)
         return total
 
 
-def _at(line: tuple[float, float, float], tokens: int, outputs: int) -> float:
-    """Constants are weights, which a step without such rows does not read."""
-    constant, per_token, per_output = line
-    rows = per_token * tokens + per_output * outputs
-    return constant + rows if rows else 0.0
-
-
-def _seen(rows: Rows, window: int | None, wanted: bool) -> tuple[int, int]:
+def _seen(ends: list[int], others: Rows, window: int | None, wanted: bool) -> tuple[int, int]:
     """(visible pairs, positions read) of all rows, or of their wanted positions alone."""
-    pairs = span = 0
-    for start, n, outputs in rows:
-        if wanted and not outputs:
-            continue
-        if n == 1:
-            end = start + 1 if window is None else min(start + 1, window)
-            pairs += end
-            span += end
-        else:
+    pairs = span = sum(ends if window is None else [min(end, window) for end in ends])
+    for start, n, outputs in others:
+        if outputs or not wanted:
             row = RowShape(start, n, outputs)
             row = row.wanted() if wanted else row
             pairs += row.visible(window)
@@ -251,9 +256,12 @@ def _term(program: Program, instr: Instr, count: int, hw: Hardware, itemsize: in
 def _check(term: _Term, work: Callable[..., Work]) -> None:
     """The compiled term must give what the rule gives, on a shape it was not made from."""
     rows = [(300, 5, 1), (70, 1, 1), (0, 9, 0)]
-    pairs, span = _seen(rows, term.window, term.wanted)
+    pairs, span = _seen([], rows, term.window, term.wanted)
     truth = work(*rows)
-    flops = _at(term.flops, 15, 2) + term.per_pair * pairs
-    moved = _at(term.bytes, 15, 2) + term.per_span * span
+    flops, moved = (
+        constant + 15 * per_token + 2 * per_output
+        for constant, per_token, per_output in (term.flops, term.bytes)
+    )
+    flops, moved = flops + term.per_pair * pairs, moved + term.per_span * span
     if abs(flops - truth.flops) > 1e-6 * truth.flops + 1 or abs(moved - truth.bytes) > 1:
         raise EngineError("a rule of the op table is not linear: it cannot be compiled")

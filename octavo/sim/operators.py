@@ -15,6 +15,7 @@ from pathlib import Path
 
 from octavo.core.batch import Batch
 from octavo.errors import BadFile
+from octavo.sim.executor import split
 
 # How often each dense operator runs in a layer; those outside the layers are apart.
 PER_LAYER = {"layernorm": 2, "qkv_proj": 1, "rotary_emb": 1, "o_proj": 1, "gate_up_proj": 1,
@@ -98,29 +99,22 @@ class OperatorTable:
         self._attention = attention
         self._skew = skew
         self._known: dict[int, float] = {}
+        self._choosing: dict[int, float] = {}
 
     def __call__(self, batch: Batch) -> float:
-        tokens = decodes = context = longest = outputs = 0
-        chunks: list[tuple[int, int]] = []
-        for _, start, new, _, wants in batch.rows:
-            n = len(new)
-            tokens += n
-            outputs += bool(wants)
-            if n == 1:
-                decodes += 1
-                context += start + 1
-                longest = max(longest, start + 1)
-            else:
-                chunks.append((n, start))
-        mean = context / decodes if decodes else 0.0
-        first, *others = chunks or [(0, 0)]
+        ends, others = split(batch)
+        chunks = [(n, start) for start, n, _ in others]
+        tokens = len(ends) + sum([n for n, _ in chunks])
+        outputs = len(ends) + sum([bool(wanted) for _, _, wanted in others])
+        decodes = len(ends)
+        mean = sum(ends) / decodes if decodes else 0.0
+        first = chunks[0] if chunks else (0, 0)
         attention = self._attention(*first, decodes, mean)
         if self._skew and decodes > 1:
-            most = self._attention(*first, decodes, longest)
+            most = self._attention(*first, decodes, max(ends))
             attention += self._skew * (most - attention)
-        attention += sum(self._attention(n, start, 0, 0) for n, start in others)
-        heads = sum(curve(max(1, outputs)) for curve in self._sequences.values())
-        return self._products(tokens) + self._layers * attention + heads
+        attention += sum([self._attention(n, start, 0, 0) for n, start in chunks[1:]])
+        return self._products(tokens) + self._layers * attention + self._heads(max(1, outputs))
 
     def _products(self, tokens: int) -> float:
         found = self._known.get(tokens)
@@ -128,6 +122,13 @@ class OperatorTable:
             layer = sum(n * self._dense[name](tokens) for name, n in PER_LAYER.items())
             once = sum(self._dense[name](tokens) for name in ONCE)
             found = self._known[tokens] = self._layers * layer + once
+        return found
+
+    def _heads(self, outputs: int) -> float:
+        found = self._choosing.get(outputs)
+        if found is None:
+            found = sum(curve(outputs) for curve in self._sequences.values())
+            self._choosing[outputs] = found
         return found
 
 
