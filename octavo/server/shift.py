@@ -29,10 +29,13 @@ from octavo.errors import EngineError, Overloaded, Unsupported
 from octavo.server.auth import Key
 from octavo.server.chat import chat_job
 from octavo.server.completions import completion_job
+from octavo.server.embeddings import embeddings_job
 from octavo.server.exchange import Exchange, Job
 from octavo.server.generate import Parse, Visit, parsed
 from octavo.server.ledger import Ledger, seconds_now
 from octavo.server.problems import envelope
+from octavo.server.responses import Responses
+from octavo.server.responses_store import Shelf
 from octavo.server.service import Service
 from octavo.server.store import Batch, Row, Settled, Store
 
@@ -41,6 +44,8 @@ log = logging.getLogger("octavo.batches")
 ENDPOINTS: dict[str, Parse] = {
     "/v1/chat/completions": chat_job,
     "/v1/completions": completion_job,
+    "/v1/embeddings": embeddings_job,
+    "/v1/responses": Responses(Shelf(0)).job,  # their results are in the file: none is kept
 }
 AHEAD = 64  # rows of a batch that are fetched at once
 EXPECTED = 512  # tokens of output that room is kept for, if more may come
@@ -321,11 +326,11 @@ def _behind(request: EngineRequest, seed: bytes) -> EngineRequest:
 
 def _settled(inbox: Inbox) -> Settled:
     usage = msgspec.json.decode(inbox.body).get("usage") or {}
-    details = usage.get("prompt_tokens_details") or {}
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     return Settled(
         inbox.status,
         inbox.body,
-        usage.get("prompt_tokens") or 0,
+        usage.get("prompt_tokens") or usage.get("input_tokens") or 0,
         details.get("cached_tokens") or 0,
-        usage.get("completion_tokens") or 0,
+        usage.get("completion_tokens") or usage.get("output_tokens") or 0,
     )

@@ -113,6 +113,25 @@ def test_completions_have_batches_too(tmp_path: Path) -> None:
         assert found["choices"] == alone["choices"]
 
 
+def test_embeddings_and_responses_have_batches_too(tmp_path: Path) -> None:
+    asked = {
+        "/v1/embeddings": ({"model": "fake", "input": ["one", "two"]}, "data"),
+        "/v1/responses": ({"model": "fake", "input": "one", "temperature": 0}, "output"),
+    }
+    with house(tmp_path) as standing:
+        by = client(standing)
+        for url, (body, what) in asked.items():
+            batch = followed(by, started(by, [line("c", body, url)], url).id)
+            found = results(by, batch.output_file_id)["c"]["response"]["body"]
+            alone = httpx.post(standing.url + url, json=body).json()
+            assert batch.usage.input_tokens > 0
+            if what == "output":
+                assert found["store"] is False
+                found, alone = found["output"][0], alone["output"][0]
+                what = "content"
+            assert found[what] == alone[what]
+
+
 def test_a_request_that_is_wrong_fails_alone_and_says_what_http_says(tmp_path: Path) -> None:
     wrong = {
         "model": chat("x") | {"model": "other"},
