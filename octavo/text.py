@@ -32,6 +32,7 @@ class Tokenizer(Protocol):
     @property
     def chat_templates(self) -> Mapping[str, str]: ...
     def encode(self, text: str, *, bos: bool | None = None) -> list[int]: ...
+    def encode_plain(self, text: str, *, first: bool) -> list[int]: ...
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str: ...
     def stream(self, skip_special: bool = True, *, continuation: bool = False) -> TokenStream: ...
     def token_bytes(self, token: int, /) -> bytes: ...
@@ -142,6 +143,9 @@ class StopWatcher:
     def ahead(self, draft: Sequence[int]) -> list[bytes | None]:
         return [None] * len(draft)
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
 
 class Together:
     """Two watchers of the same tokens: `stop` may end what `masks` would go on with."""
@@ -161,3 +165,6 @@ class Together:
 
     def ahead(self, draft: Sequence[int]) -> Sequence[bytes | None]:
         return self._masks.ahead(draft)
+
+    def forced(self) -> Sequence[int]:
+        return self._masks.forced()

@@ -14,7 +14,7 @@ import pytest
 from octavo.assembly import Assembly, Parts, put_together
 from octavo.config import EngineConfig
 from octavo.core.batch import StepResult
-from octavo.core.request import FinishReason, SamplingParams
+from octavo.core.request import FinishReason, SamplingParams, StructuredOutputs
 from octavo.errors import ContextOverflow, InvalidRequest
 from octavo.llm import LLM
 from tests.server.fakes import (
@@ -62,6 +62,24 @@ def test_completions_come_in_order_with_their_text() -> None:
         assert completion.prompt_token_ids == tuple(ids(text))
         assert completion.token_ids == tuple(tokens)
         assert (completion.text, completion.finish_reason) == expected_text(tokens)[:2]
+    clean(llm)
+
+
+def test_texts_are_what_they_are_asked_to_be() -> None:
+    llm = fake_llm()
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    closed = StructuredOutputs(json=schema | {"additionalProperties": False})
+    for outputs, texts in (
+        (StructuredOutputs(choice=("left", "right")), {"left", "right"}),
+        (closed, {'{"a": true}', '{"a":true}', '{"a": false}', '{"a":false}'}),
+    ):
+        params = SamplingParams(n=3, seed=1, structured_outputs=outputs)
+        for choice in llm.generate("Which?", params)[0].choices:
+            assert (choice.text in texts, choice.finish_reason) == (True, "stop")
+    wrong = SamplingParams(structured_outputs=StructuredOutputs(regex="("))
+    with pytest.raises(InvalidRequest, match="invalid regex") as caught:
+        llm.generate("Which?", wrong)
+    assert caught.value.param == "structured_outputs"
     clean(llm)
 
 

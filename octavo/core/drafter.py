@@ -4,7 +4,7 @@ A drafter offers tokens for rows that are ready to go out; the scheduler appends
 sample `Want` each and at commit keeps those that equal what the sampler chose there. So a drafter
 can make a stream faster or slower, and never different. Prompt lookup (Saxena 2023) finds an
 earlier place in the sequence's own tokens, or in the text that its caller predicted, that agrees
-with its end, and offers what followed there.
+with its end, and offers what followed there; what a grammar forces comes first.
 
 How many tokens are offered is decided by what they cost and by how often such guesses held:
 
@@ -33,7 +33,7 @@ from typing import Protocol
 
 from octavo.core.batch import Row
 from octavo.core.ngrams import LONGEST, Trail
-from octavo.core.request import Sequence
+from octavo.core.request import NO_DRAFT, Sequence
 
 SHARE = 0.01  # of its time that a stream may spend on guesses
 START = 0.25  # steps that a stream may spend before it has earned any
@@ -273,6 +273,11 @@ class PromptLookup:
             if not seq.may_draft or last.sample is None:
                 continue
             notes = self._notes(seq)
+            forced = _forced(seq)[: self.max_draft]
+            if forced:
+                notes.found = LONGEST
+                found.append((i, forced, notes))
+                continue
             if notes.rest:
                 notes.rest -= 1
                 continue
@@ -339,6 +344,16 @@ class PromptLookup:
             notes = seq.notes = _Notes(seq, self._odds, self._common)
             self.times.renew()
         return notes
+
+
+def _forced(seq: Sequence) -> array[int]:
+    """What a grammar leaves no choice about."""
+    if seq.watcher is None:
+        return NO_DRAFT
+    try:
+        return array("i", seq.watcher.forced())
+    except Exception:
+        return NO_DRAFT
 
 
 def _lead(seq: Sequence) -> array[int]:

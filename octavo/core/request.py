@@ -202,8 +202,8 @@ def _is_bias(pair: object) -> bool:
 class Watcher(Protocol):
     """Looks over the tokens of one sequence: stop strings, grammars. Deterministic.
 
-    Built outside the core, called inside commit (`advance`) and schedule (`mask`, `ahead`). An
-    exception in any of them fails that sequence alone.
+    Built outside the core, called inside commit (`advance`) and schedule (the others). An exception
+    in `advance` or `mask` fails that sequence alone; in the others it means that nothing is known.
     """
 
     def advance(self, tokens: Seq[int]) -> tuple[int, FinishReason | None]:
@@ -220,6 +220,10 @@ class Watcher(Protocol):
     def ahead(self, draft: Seq[int]) -> Seq[bytes | None]:
         """What `mask` would say after each of some guesses, had they been taken; shorter than
         `draft` where a guess is not allowed or would be the last token. Asking changes nothing."""
+        ...
+
+    def forced(self) -> Seq[int]:
+        """Tokens that are as good as sure to come next, to guess from. Asking changes nothing."""
         ...
 
 

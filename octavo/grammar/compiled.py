@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from octavo.core.request import FinishReason, StructuredOutputs, Watcher
 from octavo.errors import InvalidRequest
-from octavo.grammar.trial import Trial
+from octavo.grammar.trial import TooSlow, Trial
 from octavo.grammar.worker import LIMITS
 from octavo.text import Tokenizer
 
@@ -40,11 +40,11 @@ class _Wrapped:
             b"\xff" + tokenizer.token_bytes(i) if i in special else tokenizer.token_bytes(i)
             for i in range(min(tokenizer.vocab_size, vocab_size))
         ]
-        self._encode = tokenizer.encode
+        self._encode = tokenizer.encode_plain
 
     def __call__(self, text: bytes | str) -> list[int]:
         plain = text if isinstance(text, str) else text.decode("utf-8", "replace")
-        return self._encode(plain, bos=False)
+        return self._encode(plain, first=False)
 
 
 class Grammars:
@@ -107,7 +107,8 @@ class Grammars:
                 self._kept.move_to_end(key)
         if found is None:
             found = self._compile(*key)
-            self._keep(key, found)
+            if not isinstance(found, TooSlow):
+                self._keep(key, found)
         if isinstance(found, InvalidRequest):
             raise InvalidRequest(f"{param}: {found}", param)
         matcher = found
@@ -196,6 +197,10 @@ class GrammarWatcher:
                 self._matcher.rollback(taken)
         return masks
 
+    def forced(self) -> Sequence[int]:
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        return tokens
+
     def _computed(self) -> bytes:
         mask: bytes = self._matcher.compute_bitmask()
         if self._matcher.is_error():
@@ -253,6 +258,11 @@ class LeadWatcher:
                 break
             masks.append(lead.mask)
         return masks
+
+    def forced(self) -> Sequence[int]:
+        if self._lead is None:
+            return self._then.forced()
+        return () if self._first is None else self._first.forced()
 
 
 def _passed(lead: Lead, tail: bytes, token: int) -> tuple[bytes, bool]:

@@ -22,6 +22,10 @@ SECONDS = 2.0
 START_SECONDS = 30.0
 
 
+class TooSlow(InvalidRequest):
+    """It took too long this time, perhaps for others' sake: it may be asked for again."""
+
+
 class Trial:
     """One worker process, started at first use and again after it ended. Safe to share."""
 
@@ -61,7 +65,7 @@ class Trial:
             return self._read(process, self.seconds)
         except TimeoutError:
             self._end()
-            raise InvalidRequest(f"it takes over {self.seconds:g} s to compile") from None
+            raise TooSlow(f"it takes over {self.seconds:g} s to compile") from None
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:

@@ -298,6 +298,9 @@ class _Scripted:
     def ahead(self, draft: Sequence[int]) -> list[bytes | None]:
         return [None] * len(draft)
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
 
 def replay(recording: Recording, policy: Callable[[], Policy]) -> Parity:
     """Make the recorded calls again and compare each step's plan with the recorded one."""

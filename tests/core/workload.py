@@ -70,6 +70,9 @@ class PlantedWatcher:
             masks.append(self.mask(position + 1))
         return masks
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
 
 KINDS = ("stop and keep", "stop and drop", "mask", "raise in advance", "raise in mask")
 

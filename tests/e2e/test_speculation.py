@@ -157,6 +157,21 @@ def test_what_a_schema_asks_for_is_written_and_guessed_too(
     assert counters.accepted_tokens > 0.3 * counters.output_tokens
 
 
+def test_what_a_grammar_forces_is_guessed(executor, requests, plain) -> None:
+    class Forced(Bold):
+        def drafts(self, rows: list[Row], live: Mapping[int, Sequence], room: int) -> list[Offer]:
+            watchers = [live[row.seq_id].watcher for row in rows]
+            return [(i, array("i", w.forced())) for i, w in enumerate(watchers) if w is not None]
+
+    asked = [r for r in requests if r.params.structured_outputs is SHIPS]
+    run = Run(executor, Forced())
+    answers = run.answers(asked, 2)
+    assert answers == {key: plain[key] for key in answers}
+    counters = run.scheduler.stats.counters
+    assert counters.accepted_tokens > 0.3 * counters.output_tokens
+    assert counters.accepted_tokens > 0.8 * counters.drafted_tokens
+
+
 @pytest.mark.parametrize("together", [1, 16])
 def test_guesses_change_nothing(together, executor, requests, plain) -> None:
     run = Run(executor, Bold())

@@ -240,6 +240,18 @@ def test_what_takes_too_long_is_given_up_and_the_next_is_served() -> None:
         trial.close()
 
 
+def test_slowness_is_not_remembered() -> None:
+    trial = Trial(seconds=1e-6)
+    grammars = Grammars(TOKENIZER, VOCAB, trial)
+    try:
+        with pytest.raises(InvalidRequest, match="takes over"):
+            grammars.compile(StructuredOutputs(regex="ab*"))
+        trial.seconds = 20.0
+        assert grammars.compile(StructuredOutputs(regex="ab*"))
+    finally:
+        trial.close()
+
+
 def test_a_compiler_that_dies_is_replaced() -> None:
     trial = Trial()
     try:

@@ -51,6 +51,9 @@ class FakeTokenizer:
     def encode(self, text: str, *, bos: bool | None = None) -> list[int]:
         return ([BOS] if bos is not False else []) + list(text.encode())
 
+    def encode_plain(self, text: str, *, first: bool) -> list[int]:
+        return list(text.encode())
+
     def token_bytes(self, token: int) -> bytes:
         if token < 256:
             return bytes([token])

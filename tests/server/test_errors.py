@@ -462,6 +462,9 @@ class BadWatcher:
     def ahead(self, draft: Any) -> list[None]:
         return [None] * len(draft)
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
 
 def neighbours_are_unmoved(bad: dict[str, Any], path: str, status: int) -> None:
     """Eight requests beside `bad` get what they get without it; the server goes on."""

@@ -42,6 +42,9 @@ class Stops:
     def ahead(self, draft: array[int]) -> list[None]:
         return [None] * len(draft)
 
+    def forced(self) -> tuple[int, ...]:
+        return ()
+
 
 def request(draw: random.Random, number: int, now: float) -> Request:
     prompt = array("i", [7] * 32 * draw.randrange(3))  # shared beginnings
