@@ -114,6 +114,17 @@ async def test_tokens_a_minute_are_reserved_and_given_back(tmp_path: Path) -> No
         assert meter.live == 0
 
 
+async def test_counting_tokens_is_a_request_too(tmp_path: Path) -> None:
+    path = keyed(tmp_path, f"alice {ALICE} rpm=1")
+    house = House(api_key_file=path)
+    house.app.service.meters._clock = lambda: 5.0
+    async with inside(house, **bearer(ALICE)) as client:
+        body = {"model": "fake", "prompt": "hello"}
+        answers = [await client.post("/tokenize", json=body) for _ in range(2)]
+        assert [a.status_code for a in answers] == [200, 429]
+        assert answers[0].headers["x-ratelimit-remaining-requests"] == "0"
+
+
 def test_so_many_at_once(tmp_path: Path) -> None:
     path = keyed(tmp_path, f"alice {ALICE} concurrent=2", f"bob {BOB}")
     with outside(House(FakeExecutor(seconds=0.003), port=0, api_key_file=path)) as house:
