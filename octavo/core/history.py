@@ -10,11 +10,16 @@ Times are seconds on the driver's clock. No text and no token is kept.
 
 from __future__ import annotations
 
+from collections import deque
 from enum import StrEnum
 from typing import NamedTuple
 
 MOST_CHUNKS = 64
 MOST_PREEMPTIONS = 16
+MOST_SLOW = 128  # slow steps that are remembered, of the house
+SLOWEST = 3  # of these, in a record
+SLOW = 2.0  # times as long as steps are of late
+FOLLOW = 0.05
 
 
 class Wait(StrEnum):
@@ -54,8 +59,9 @@ class Cold(StrEnum):
 
 
 class Mark(NamedTuple):
-    """A journal's sums at one moment. clocks: seconds by `Wait`, in its order."""
+    """A journal's sums at one moment `at`. clocks: seconds by `Wait`, in its order."""
 
+    at: float
     clocks: tuple[float, ...]
     steps: int
     rows: int
@@ -63,14 +69,35 @@ class Mark(NamedTuple):
     seconds: float
 
 
+class Slow(NamedTuple):
+    """A step that came back at `at` and took much longer than steps did of late."""
+
+    at: float
+    seconds: float
+    rows: int
+    tokens: float
+
+
 _ORDER = {why: i for i, why in enumerate(Wait)}
 _BY_INDEX = tuple(Wait)
 
 
 class Journal:
-    """The sums. `why` is what stopped the queue in the latest step that was filled."""
+    """The sums. `why` is what stopped the queue in the latest step that was filled; `slow`: the
+    latest steps that were slow."""
 
-    __slots__ = ("_clocks", "_opened", "now", "rows", "seconds", "steps", "tokens", "why")
+    __slots__ = (
+        "_clocks",
+        "_opened",
+        "_usual",
+        "now",
+        "rows",
+        "seconds",
+        "slow",
+        "steps",
+        "tokens",
+        "why",
+    )
 
     def __init__(self) -> None:
         self._clocks = [0.0] * len(_ORDER)
@@ -81,6 +108,8 @@ class Journal:
         self.rows = 0
         self.tokens = 0.0
         self.seconds = 0.0
+        self.slow: deque[Slow] = deque(maxlen=MOST_SLOW)
+        self._usual = 0.0
 
     def open(self, now: float) -> None:
         """A step is being filled: the time since the one before belongs to what stopped that."""
@@ -100,9 +129,23 @@ class Journal:
         self.rows += rows
         self.tokens += tokens
         self.seconds += seconds
+        usual = self._usual
+        if seconds > SLOW * usual > 0.0:
+            self.slow.append(Slow(now, seconds, rows, tokens))
+        self._usual = usual + FOLLOW * (seconds - usual) if usual else seconds
+
+    def slowest(self, since: float) -> list[Slow]:
+        """The slowest steps that came back after `since`, the slowest first."""
+        found = []
+        for step in reversed(self.slow):
+            if step.at <= since:
+                break
+            found.append(step)
+        found.sort(key=lambda step: -step.seconds)
+        return found[:SLOWEST]
 
     def mark(self) -> Mark:
-        return Mark(tuple(self._clocks), self.steps, self.rows, self.tokens, self.seconds)
+        return Mark(self.now, tuple(self._clocks), self.steps, self.rows, self.tokens, self.seconds)
 
 
 class Chunk(NamedTuple):
@@ -125,7 +168,8 @@ class Record:
     """One sequence's history. waits: seconds in the queue by reason, all stays together.
 
     joined, first, ended: the journal at its first admission, first token and end. chunks,
-    preemptions: the first few; num_chunks counts them all. cold: why no more was cached.
+    preemptions: the first few; num_chunks counts them all. cold: why no more was cached. slow: the
+    slowest steps since its first admission.
     """
 
     __slots__ = (
@@ -139,6 +183,7 @@ class Record:
         "joined",
         "num_chunks",
         "preemptions",
+        "slow",
         "waits",
     )
 
@@ -151,6 +196,7 @@ class Record:
         self.joined: Mark | None = None
         self.first: Mark | None = None
         self.ended: Mark | None = None
+        self.slow: list[Slow] = []
         self._began: float | None = arrival
         self._held = False
         self._queued: Mark | None = None
@@ -186,6 +232,8 @@ class Record:
         """It ended, perhaps while it waited."""
         self._leave(now, None if self._held else journal)
         self.ended = journal.mark()
+        if self.joined is not None:
+            self.slow = journal.slowest(self.joined.at)
 
     def waited(self, journal: Journal, now: float) -> dict[Wait, float]:
         """`waits` up to now, of one that may still wait; changes nothing."""

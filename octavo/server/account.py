@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from octavo.core.history import Cold, Mark, Record, Wait
+from octavo.core.history import Cold, Journal, Mark, Record, Wait
 from octavo.core.request import FinishReason, State
 from octavo.core.stats import Timing
 from octavo.server.problems import reply_json
@@ -158,14 +158,17 @@ def _living(seq: Any, start: float, traces: Traces) -> dict[str, Any]:
         "accepted_tokens": seq.num_accepted,
         "ttft_ms": _ms(None if seq.first_token is None else seq.first_token - start),
     }
-    return found | _history(record, seq.num_cached, seq.num_preemptions, start, journal.mark())
+    return found | _history(record, seq.num_cached, seq.num_preemptions, start, journal)
 
 
 def _history(
-    record: Record, cached: int, preemptions: int, start: float, now: Mark | None = None
+    record: Record, cached: int, preemptions: int, start: float, journal: Journal | None = None
 ) -> dict[str, Any]:
     """Cache, chunks, preemptions, and the steps from admission to first token and from there on."""
-    joined, end = record.joined, record.ended or now
+    joined, end = record.joined, record.ended
+    slow = record.slow
+    if journal is not None and joined is not None:  # it has not ended
+        end, slow = journal.mark(), journal.slowest(joined.at)
     prefill = decode = None
     if joined is not None and end is not None:
         prefill = _company(joined, record.first or end)
@@ -181,6 +184,15 @@ def _history(
         "num_preemptions": preemptions,
         "preemptions": [
             {"at_ms": _ms(p.at - start), "lost_tokens": p.lost} for p in list(record.preemptions)
+        ],
+        "slowest_steps": [
+            {
+                "at_ms": _ms(s.at - start),
+                "ms": _ms(s.seconds),
+                "rows": s.rows,
+                "tokens": round(s.tokens),
+            }
+            for s in slow
         ],
         "prefill_steps": prefill,
         "decode_steps": decode,
@@ -221,6 +233,12 @@ def _words(choices: list[dict[str, Any]], door: float) -> list[str]:
         steps = first[name]
         if steps and steps["steps"]:
             out.append(f"{what} took {_stepped(steps)}")
+    if first["slowest_steps"]:
+        slow = first["slowest_steps"][0]
+        out.append(
+            f"its slowest step took {slow['ms']:.1f} ms: {slow['rows']} sequences, "
+            f"{slow['tokens']} tokens"
+        )
     taken = sum(c["num_preemptions"] for c in choices)
     if taken:
         lost = sum(p["lost_tokens"] for c in choices for p in c["preemptions"])

@@ -54,11 +54,13 @@ ENGINE = (
     Row("evictions", "engine_evictions", "Cached KV blocks taken for other tokens."),
     Row("kv_reserve", "kv_reserve_ratio", "Share of the expected output that is kept free.", True),
     Row("steptime_error", "step_time_error_ratio", "Mean error of predicted step times.", True),
-    Row("steptime_bias", "step_time_bias_ratio", "The same, signed; above 0 is pessimistic.", True),
-    Row("steptime_gamma", "step_time_margin_ratio", "Predictions are multiplied by it.", True),
+    Row(
+        "steptime_bias", "step_time_bias_ratio", "Their mean signed error; above 0: too long.", True
+    ),
+    Row("steptime_gamma", "step_time_margin_ratio", "Factor on predicted step times.", True),
     Row("steptime_drifting", "step_time_drifting", "1 while predictions are relearned.", True),
     Row("steptime_gap_seconds", "step_gap_seconds", "Time between two steps, of late.", True),
-    Row("admission_margin", "admission_margin_ratio", "Forecasts at the door times this.", True),
+    Row("admission_margin", "admission_margin_ratio", "Factor on forecast first tokens.", True),
     Row("prompt_tokens", "prompt_tokens", "Prompt tokens admitted, cached ones included."),
     Row("cached_tokens", "cached_tokens", "Prompt tokens found in the prefix cache."),
     Row("output_tokens", "generation_tokens", "Tokens generated and kept."),
@@ -66,14 +68,16 @@ ENGINE = (
     Row("drafts", "spec_decode_drafts", "Rows of a step that carried guessed tokens."),
     Row("drafted_tokens", "spec_decode_draft_tokens", "Tokens guessed and checked."),
     Row("accepted_tokens", "spec_decode_accepted_tokens", "Guessed tokens that held."),
-    Row("unattainable", "requests_unattainable", "Refused: deadlines could not be met."),
-    Row("degraded", "requests_degraded", "Let in without the deadlines they asked for."),
-    Row("expired", "sequences_expired", "Dropped unstarted, past their deadline."),
+    Row("unattainable", "requests_unattainable", "Requests refused for their deadlines."),
+    Row("degraded", "requests_degraded", "Requests let in without their deadlines."),
+    Row("expired", "sequences_expired", "Sequences dropped unstarted, past their deadline."),
     Row("steps", "engine_steps", "Steps computed."),
     Row("rows", "engine_rows", "Rows of all steps: sequences that a step carried."),
     Row("outputs", "engine_outputs", "Positions that were sampled or scored."),
     Row("computed_tokens", "engine_computed_tokens", "Tokens computed, guesses included."),
-    Row("recomputed_tokens", "engine_recomputed_tokens", "Computed again, for a preemption."),
+    Row(
+        "recomputed_tokens", "engine_recomputed_tokens", "Tokens computed again, for a preemption."
+    ),
     Row("requests", "engine_requests", "Requests that the scheduler took."),
     Row("refused", "engine_refused", "Requests that the scheduler refused."),
     Row("capped", "engine_capped", "Requests refused at the door: too much in the house."),
@@ -173,6 +177,38 @@ class VllmNames:
         return made
 
 
+def document() -> str:
+    """The table of all metrics as Markdown: the text of docs/METRICS.md."""
+    nothing = dict.fromkeys(_ROWS, 0.0)
+    lines = [
+        "# Metrics",
+        "",
+        "Generated from `octavo/server/metrics.py` (`document`). What `/metrics` says, and, with "
+        "`--vllm-metric-names`, vLLM's name of what means the same. Beside these: `process_*` of "
+        "Prometheus' own client. Histograms have `_bucket`, `_sum` and `_count`.",
+        "",
+        "| name | kind | labels | what it says | vLLM's name |",
+        "|---|---|---|---|---|",
+    ]
+    metrics = Metrics(lambda: nothing)
+    labels = {m._name: m._labelnames for m in vars(metrics).values() if hasattr(m, "_labelnames")}
+    labels["octavo_spec_decode_accepted_tokens_per_pos"] = ("position",)
+    for family in sorted(metrics.registry.collect(), key=lambda family: family.name):
+        if not family.name.startswith("octavo_"):
+            continue
+        end = "_total" if family.type == "counter" else ""
+        theirs = VLLM.get(family.name)
+        cells = (
+            f"`{family.name}{end}`",
+            family.type,
+            ", ".join(labels.get(family.name, ())),
+            family.documentation,
+            f"`{theirs}{end}`" if theirs else "",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 class Metrics:
     """One server's metrics, in a registry of its own."""
 
@@ -192,7 +228,7 @@ class Metrics:
         )
         self.tpot = self._histogram(
             "time_per_output_token_seconds",
-            "Request: each token after it.",
+            "Request: seconds a token after the first.",
             TPOT,
         )
         self.queue = self._histogram("queue_time_seconds", "Sequence: arrival to first step.", TTFT)
@@ -210,7 +246,7 @@ class Metrics:
             "queue_wait_seconds", "Seconds that sequences waited, by what for.", ("reason",)
         )
         self.prefill = self._histogram(
-            "prefill_time_seconds", "Sequence: first step to token.", TTFT
+            "prefill_time_seconds", "Sequence: first step to first token.", TTFT
         )
         self.decode = self._histogram("decode_time_seconds", "Sequence: first to last token.", E2E)
         self.prompts = self._histogram("sequence_prompt_tokens", "Sequence: prompt.", TOKENS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.history import Cold, Record, Wait
+from octavo.core.history import Cold, Journal, Record, Slow, Wait
 from octavo.core.policies import policy_of
 from octavo.core.stats import Timing
 from tests.core.machine import Machine, ask
@@ -134,6 +134,31 @@ def test_one_that_still_waits_knows_for_what() -> None:
     machine.engine.abort("b", 5.0)
     assert sum(record(timings(machine)["b"]).waits.values()) == 5.0
     assert machine.scheduler.choices("b") == ()
+
+
+def test_slow_steps_are_those_of_its_own_time() -> None:
+    journal = Journal()
+    for i in range(20):
+        journal.stepped(2, 2.0, 0.01, float(i))
+    early = Record(20.0)
+    early.queue(journal)
+    early.join(journal)
+    journal.stepped(3, 514.0, 0.4, 20.0)
+    for i in range(21, 30):
+        journal.stepped(2, 2.0, 0.01, float(i))
+    late = Record(30.0)
+    late.queue(journal)
+    late.join(journal)
+    for i in range(30, 40):
+        journal.stepped(2, 2.0, 0.01, float(i))
+    early.end(journal, 40.0)
+    late.end(journal, 40.0)
+    assert early.slow == [Slow(20.0, 0.4, 3, 514.0)]
+    assert late.slow == []
+    for i in range(1000):
+        journal.stepped(1, 1.0, 0.01 * 3**i if i < 5 else 1.0, 50.0 + i)
+    assert len(journal.slow) <= 128
+    assert len(journal.slowest(0.0)) == 3
 
 
 def test_a_record_is_bounded() -> None:

@@ -12,12 +12,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.errors import InvalidRequest
-from octavo.server.metrics import E2E, ENGINE, TPOT, TTFT, VLLM, Metrics
+from octavo.server.metrics import E2E, ENGINE, TPOT, TTFT, VLLM, Metrics, document
 from octavo.server.telemetry import Telemetry
 from tests.server.house import House, chat, inside
 from tests.server.test_life import CHAT
 
 pytestmark = pytest.mark.anyio
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
 DASHBOARD = Path(__file__).resolve().parents[2] / "deploy" / "grafana.json"
 
 
@@ -50,6 +51,13 @@ async def test_all_that_the_engine_counts_is_in_the_table_with_help() -> None:
     for family in families(await served()).values():
         assert len(family.documentation) > 10, family.name
         assert family.name.startswith(("octavo_", "process_"))
+
+
+def test_the_document_is_the_table() -> None:
+    assert DOCUMENT.read_text() == document(), (
+        "write it: python -c 'from octavo.server.metrics import document; "
+        'print(document(), end="")\' > docs/METRICS.md'
+    )
 
 
 async def test_histograms_count_requests_and_sequences() -> None:
