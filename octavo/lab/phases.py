@@ -8,6 +8,7 @@ bandwidth) a step is bound by memory and another row in it is nearly free, above
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from octavo import plots
@@ -139,30 +140,57 @@ def draw(values: dict[str, Any], path: str) -> None:
     drawing, axes = plots.figure(width=10, height=6.2)
     rates, points = values["ceilings"]["all"], values["points"]
     low, high = min(p["intensity"] for p in points) / 2, max(p["intensity"] for p in points) * 2
+    least = min(p["operations"] / p["seconds"] for p in points) / 1e9
+    ridge, top = rates["int8"] / rates["dram"], rates["int8"] / 1e9
     axes.set_xscale("log")
     axes.set_yscale("log")
-    ridge = rates["int8"] / rates["dram"]
-    roof = [(low, low * rates["dram"]), (ridge, rates["int8"]), (max(high, ridge), rates["int8"])]
-    axes.plot([x for x, _ in roof], [y / 1e9 for _, y in roof], color=plots.INK, lw=1.5)
+    axes.set_xlim(low, max(high, 2 * ridge))
+    axes.set_ylim(least / 2, top * 2)
+    plots.headline(
+        drawing,
+        _title(values),
+        f"{values['model']}, decode after {values['context']} tokens; whole steps under the roof",
+    )
+    drawing.canvas.draw()  # settles the layout, which labels go by
+    labels = plots.Labels(axes, 9)
+    roof = [(low, low * rates["dram"] / 1e9), (ridge, top), (max(high, 2 * ridge), top)]
+    axes.plot(*zip(*roof, strict=True), color=plots.INK, lw=1.5)
     axes.axvline(ridge, color=plots.FAINT, ls=":", lw=1.2)
-    for phase, colour, up in (("decode", plots.COLOURS[0], -1), ("prefill", plots.COLOURS[1], 1)):
+    labels.avoid((ridge, least / 2), (ridge, top * 2))
+    for phase, colour in (("decode", plots.COLOURS[0]), ("prefill", plots.COLOURS[1])):
         own = [p for p in points if p["phase"] == phase]
-        x = [p["intensity"] for p in own]
-        y = [p["operations"] / p["seconds"] / 1e9 for p in own]
+        at = [(p["intensity"], p["operations"] / p["seconds"] / 1e9) for p in own]
         name = "sequences decoding together" if phase == "decode" else "tokens of a prefill"
-        axes.plot(x, y, "o-", color=colour, lw=1.4, ms=8, label=name)
-        for p, at in zip(own, zip(x, y, strict=True), strict=True):
-            axes.annotate(str(p["rows"]), at, xytext=(-9 * up, 8 * up), fontsize=9, color=colour,
-                          textcoords="offset points", ha="center", va="center")  # fmt: skip
-    axes.annotate(
-        f"memory, {rates['dram'] / 1e9:.0f} GB/s   |   int8 products, {rates['int8'] / 1e9:.0f} "
-        "Gop/s", (ridge, rates["int8"] / 1e9), xytext=(0, 8), textcoords="offset points",
-        ha="center", fontsize=9.5,
-    )  # fmt: skip
+        axes.plot(*zip(*at, strict=True), "o-", color=colour, lw=1.4, ms=8, label=name)
+        for before, after in pairwise(at):
+            labels.avoid(before, after)
+        for p, spot in zip(own, at, strict=True):
+            labels.put(str(p["rows"]), spot, colour, 4)
+    labels.place()
+    _roof_words(axes, rates, ridge)
     plots.round_ticks(axes.xaxis)
     plots.round_ticks(axes.yaxis)
-    axes.set_xlim(low, high)
     axes.set(xlabel="operations for each byte that must be moved", ylabel="Gop/s")
-    axes.set_title(f"{values['model']}: prefill, decode, and what a batch does", pad=20)
     axes.legend(loc="lower right")
     plots.save(drawing, path)
+
+
+def _roof_words(axes: Any, rates: dict[str, float], ridge: float) -> None:
+    """What bounds on either side of the ridge."""
+    sides = (
+        (f"memory, {rates['dram'] / 1e9:.0f} GB/s", "right", -8),
+        (f"int8 products, {rates['int8'] / 1e9:.0f} Gop/s", "left", 8),
+    )
+    for text, align, dx in sides:
+        axes.annotate(text, (ridge, rates["int8"] / 1e9), xytext=(dx, 8), ha=align, fontsize=9.5,
+                      textcoords="offset points")  # fmt: skip
+
+
+def _title(values: dict[str, Any]) -> str:
+    """The finding in a line, as far as there are steps to compare."""
+    decode = [p for p in values["points"] if p["phase"] == "decode"]
+    if len(decode) < 2:
+        return "Where whole steps stand under the roof"
+    one, many = decode[0], decode[-1]
+    times = many["tokens_per_s"] / one["tokens_per_s"]
+    return f"{many['rows']} sequences decoded together give {times:.1f} times the tokens of one"

@@ -60,8 +60,8 @@ class Plan:
     policies: tuple[str, ...] = ("fcfs", "priority", "sjf", "fair", "slo", "slo+admission")
     load: float = 1.3
     requests: int = 50
-    ttft: float = 10.0
-    tpot: float = 10.0
+    ttft: float = 20.0
+    tpot: float = 20.0
     chunk: int = 64
     repeats: int = 3
     tenants: tuple[Tenant, ...] = TENANTS
