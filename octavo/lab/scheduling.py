@@ -231,9 +231,9 @@ def _says(values: dict[str, Any]) -> str:
         f"Of the same requests {best} serves {found[best]:.0%} in time, {worst} "
         f"{found[worst]:.0%}. The fairest is {fairest} (Jain {fair[fairest]:.2f}). No order makes "
         "the engine faster: it only chooses who waits, so those that look at deadlines give up "
-        "the requests that are lost anyway, and admission says so at the door. A rough ceiling is "
-        f"{ceiling:.0%}: what the engine can serve, were all requests alike; an order that gives "
-        "up long ones for several short ones may pass it."
+        "the requests that are lost anyway, and admission says so at the door. The ceiling in the "
+        f"long run is {ceiling:.0%}, what the engine can serve; a run as short as this one ends "
+        "before its backlog has outgrown the looser deadlines, so more can be kept."
     )
 
 
