@@ -15,6 +15,7 @@ from typing import Any
 
 IDLE_SECONDS = 60
 ADDRESS_SPACE = 1 << 30
+PROBED = 24  # tokens of the first text that a grammar allows
 LARGE = 192 << 20  # bytes resident: a new process is cheaper than keeping them
 
 # Bounds of llguidance (LLParserLimits). A mask is computed between two steps, so what one may cost
@@ -23,8 +24,8 @@ LIMITS: dict[str, Any] = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,
-    "step_max_items": 20_000,
-    "max_lexer_states": 10_000,
+    "step_max_items": 10_000,
+    "max_lexer_states": 25_000,
     "max_grammar_size": 200_000,
     "precompute_large_lexemes": False,
     "verbose_errors": False,
@@ -70,13 +71,18 @@ def _anchored(regex: str) -> str:
 
 
 def tried(kind: str, text: str, strict: bool, tokenizer: Any) -> str:
-    """The grammar, compiled and asked for a first mask. Raises ValueError if that fails."""
+    """The grammar, compiled and asked for the masks of some text. Raises ValueError if it fails."""
     from llguidance import LLMatcher, LLParserLimits
 
     grammar = grammar_of(kind, text, strict)
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    for _ in range(PROBED):  # what is too large at its first key or so must not fail in a step
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        allowed = int.from_bytes(matcher.compute_bitmask(), "little") & ((1 << 256) - 1)
+        if not allowed:
+            break
+        matcher.consume_token((allowed & -allowed).bit_length() - 1)
     if matcher.is_error():
         raise ValueError(matcher.get_error())
     if matcher.is_stopped() and not matcher.is_accepting():

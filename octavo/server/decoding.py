@@ -40,6 +40,16 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
 }
 
+# What other servers' fields are called here.
+_INSTEAD = {
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "grammar": "structured_outputs.grammar",
+    "json_schema": "response_format or structured_outputs.json",
+}
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
@@ -98,7 +108,8 @@ def refuse(value: msgspec.Struct, prefix: str = "") -> None:
         if given is not None and not any(
             given == ok and type(given) is type(ok) for ok in _HARMLESS.get(name, ())
         ):
-            raise Unsupported(f"{prefix}{name} is not supported by this version", prefix + name)
+            instead = f": give {_INSTEAD[name]}" if name in _INSTEAD else " by this version"
+            raise Unsupported(f"{prefix}{name} is not supported{instead}", prefix + name)
 
 
 def said_ignored(ignored: Ignored) -> list[tuple[bytes, bytes]]:

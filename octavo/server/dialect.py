@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from octavo.errors import Unsupported
 from octavo.server.parsing import END_THOUGHT, OPEN_CALL, OPEN_THOUGHT
 from octavo.text import Tokenizer
 
+SWITCHES = ("enable_thinking", "thinking")
 TAIL = 16  # tokens of a prompt's end in which a tag is sought
 
 
@@ -32,11 +34,10 @@ class Dialect:
             calls = "hermes"
         elif "tools" in source and '"parameters"' in source.replace("\\", ""):
             calls = "llama"
-        switches = ("enable_thinking", "thinking")
         return cls(
             calls,
             OPEN_THOUGHT in source or END_THOUGHT in source,
-            next((name for name in switches if name in source), None),
+            next((name for name in SWITCHES if re.search(rf"{{%[^%]*\b{name}\b", source)), None),
             "reasoning_effort" in source,
         )
 
@@ -71,5 +72,5 @@ def thoughts(dialect: Dialect, tokenizer: Tokenizer, prompt: Sequence[int]) -> T
     end = tokenizer.decode(prompt[-TAIL:], False).rstrip()
     if end.endswith(OPEN_THOUGHT):
         return Thoughts(opened=True)
-    # A template that can turn thoughts off writes an empty one into the prompt then.
-    return Thoughts(first=dialect.switch is not None and not end.endswith(END_THOUGHT))
+    # A template that can turn them off writes an empty one into the prompt then.
+    return Thoughts(first=dialect.switch == SWITCHES[0] and not end.endswith(END_THOUGHT))

@@ -54,6 +54,13 @@ class Extras(Wishes, kw_only=True):
     skip_special_tokens: bool | None = None
     speculation: bool | None = None
     structured_outputs: Structured | None = None
+    # Other servers' names for structured_outputs: to pass over them would be no answer at all.
+    guided_choice: Refused = None
+    guided_grammar: Refused = None
+    guided_json: Refused = None
+    guided_regex: Refused = None
+    grammar: Refused = None
+    json_schema: Refused = None
 
 
 class Sampling(Extras, kw_only=True):

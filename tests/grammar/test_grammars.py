@@ -194,6 +194,7 @@ def nested(depth: int) -> dict[str, Any]:
 EITHER = [
     {"anyOf": [{"properties": {f"a{i}": {}}}, {"properties": {f"b{i}": {}}}]} for i in range(14)
 ]
+MANY = {f"p{i}": {"type": "string"} for i in range(1500)}
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("not a pattern", {"regex": "(("}, "invalid regex"),
     ("look-around", {"regex": r"(?=a)a"}, "look-around"),
@@ -208,6 +209,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("nested deeply", {"json": nested(300)}, "recursion"),
     ("nested beyond Python", {"json": nested(20_000)}, "no JSON schema"),
     ("an intersection that explodes", {"json": {"allOf": EITHER}}, "large"),
+    ("too many rows at its first key", {"json": {"type": "object", "properties": MANY}}, "items"),
     ("too long", {"regex": "a" * 300_000}, "characters"),
 ]  # fmt: skip
 

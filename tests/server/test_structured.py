@@ -98,6 +98,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
      "structured_outputs"),
     ({"response_format": {"type": "json_object"}, "min_tokens": 3}, "min_tokens"),
+    ({"guided_json": {"type": "object"}}, "guided_json"),
+    ({"grammar": "root ::= [a]"}, "grammar"),
 ]  # fmt: skip
 
 

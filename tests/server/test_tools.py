@@ -261,7 +261,8 @@ def test_a_template_without_tools_refuses_them() -> None:
 
 
 def test_dialects_are_read_off_templates() -> None:
-    qwen = {"default": "{% if tools %}<tool_call>{% endif %} enable_thinking <think></think>"}
+    tools, switch = "{% if tools %}<tool_call>{% endif %}", "{%- if enable_thinking %}<think>"
+    qwen = {"default": tools + switch}
     llama = {"default": '{{ tools }} {\\"name\\": , \\"parameters\\": }'}
     assert Dialect.of(qwen) == Dialect("hermes", True, "enable_thinking", False)
     assert Dialect.of(llama) == Dialect("llama")
