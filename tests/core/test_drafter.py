@@ -12,7 +12,9 @@ from octavo.core.batch import Batch, RowResult, StepResult
 from octavo.core.drafter import CAP, REST, SHARE, START, Odds, PromptLookup, StepTimes
 from octavo.core.executor import Capacity
 from octavo.core.ngrams import LONGEST, Trail
-from octavo.core.request import Event, FinishReason, Request, SamplingParams, Sequence
+from octavo.core.offline import behind
+from octavo.core.policy import fcfs
+from octavo.core.request import Event, FinishReason, Request, SamplingParams, Sequence, Tier
 from octavo.core.scheduler import Scheduler
 from tests.core.machine import Machine, ask
 from tests.core.workload import PlantedDrafter, PlantedWatcher
@@ -296,6 +298,17 @@ def test_a_drafted_row_asks_for_each_place_what_a_step_of_its_own_would() -> Non
         position = row.start + want.position + 1
         assert list(spec.history) == [*seq.tokens[: row.start], *row.tokens][:position]
         assert spec.suppress == ((3, 4) if position < 9 + 6 else ())
+
+
+def test_a_row_that_ends_within_a_prompt_is_not_drafted() -> None:
+    """A prompt that nobody waits for is read in sips, with room for guesses left in the step."""
+    machine = Machine(behind(fcfs()), drafter=PlantedDrafter(random.Random(0), 1.0, 0.0))
+    machine.add(ask("online", 4, 60), ask("offline", 100, 4, tier=Tier.BATCH))
+    tokens = machine.run()
+    rows = [row for batch in machine.batches for row in batch.rows]
+    assert [len(row.tokens) for row in rows if row.seq_id == 1 and not row.outputs] == [32] * 3
+    assert any(len(row.outputs) > 1 for row in rows)
+    assert [len(tokens[name, 0]) for name in ("online", "offline")] == [60, 4]
 
 
 def test_a_failed_row_is_computed_again_without_its_draft() -> None:
