@@ -21,6 +21,7 @@ from octavo.core.view import Running, View, Waiting
 
 VERSION = 1
 ENDED = 512  # sequences whose times are remembered
+PIECE = 256  # blocks that are compared at once
 ROOT, UNREADABLE = -1, -2  # of a block: it begins a prefix; it holds none
 COUNTED = (
     "steps output_tokens computed_tokens recomputed_tokens prompt_tokens cached_tokens requests "
@@ -47,7 +48,8 @@ class Frames:
         self._ended: deque[list[Any]] = deque(maxlen=ENDED)
         self._news: list[list[Any]] = []
         self._tables: dict[int, array[int]] = {}
-        self._hash_of: list[BlockHash | None] = []
+        self._names: list[BlockHash | None] = [None] * num_blocks
+        self._block_of: dict[BlockHash | None, int] = {}
         self._parents = [UNREADABLE] * num_blocks
         self._rows: list[int] = []
         self._last: dict[str, Any] = {}
@@ -138,21 +140,41 @@ class Frames:
 
     def _changed_parents(self, view: View) -> list[list[int]]:
         """For each block that gained or lost its place in the prefix tree, its predecessor."""
-        if view.hash_of == self._hash_of:
+        before, now, block_of, parents = self._names, view.hash_of, self._block_of, self._parents
+        changed = _differences(before, now)
+        if not changed:
             return []
-        self._hash_of = view.hash_of
-        block_of = {name: block for block, name in enumerate(view.hash_of) if name is not None}
-        find = block_of.get
-        parents = [
-            UNREADABLE if name is None else ROOT if parent is None else find(parent, ROOT)
-            for name, parent in zip(view.hash_of, view.parent_of, strict=True)
-        ]
-        before, self._parents = self._parents, parents
-        return [
-            [block, parent]
-            for block, (old, parent) in enumerate(zip(before, parents, strict=True))
-            if old != parent
-        ]
+        self._names = now
+        lost = {block for block in changed if before[block] is not None}
+        for block in lost:
+            block_of.pop(before[block], None)
+        for block in changed:
+            if now[block] is not None:
+                block_of[now[block]] = block
+        if lost:  # what followed them stands alone now
+            orphans = [b for b, p in enumerate(parents) if p in lost and now[b] is not None]
+            changed = sorted({*changed, *orphans})
+        news = []
+        for block in changed:
+            parent = UNREADABLE
+            if now[block] is not None:
+                above = view.parent_of[block]
+                parent = ROOT if above is None else block_of.get(above, ROOT)
+            if parent != parents[block]:
+                parents[block] = parent
+                news.append([block, parent])
+        return news
+
+
+def _differences(before: list[BlockHash | None], now: list[BlockHash | None]) -> list[int]:
+    """Where two lists differ. By pieces first: comparing two of them is one call into C."""
+    found = []
+    for start in range(0, len(now), PIECE):
+        old, new = before[start : start + PIECE], now[start : start + PIECE]
+        if old != new:
+            pairs = enumerate(zip(old, new, strict=True), start)
+            found += [block for block, (was, is_) in pairs if was != is_]
+    return found
 
 
 def _running(seq: Running) -> list[Any]:

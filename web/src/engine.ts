@@ -81,6 +81,7 @@ const KEPT = 30; // seconds of busy time
 const SAMPLE = 0.5;
 const SAMPLES = 240;
 const ENDED = 512;
+const EARLY = 8; // tokens after the first from which a running sequence's pace counts
 const FREE = -2;
 
 export class Engine {
@@ -337,7 +338,10 @@ export class Engine {
     }
     for (const id of this.running) {
       const seq = this.seqs.get(id)!;
-      if (seq.first !== null) ttft.push(seq.first - seq.arrival);
+      if (seq.first === null) continue;
+      ttft.push(seq.first - seq.arrival);
+      const after = seq.tokens - seq.prompt - 1;
+      if (after >= EARLY) tpot.push((this.now - seq.first) / after);
     }
     return { ttft, tpot };
   }

@@ -12,6 +12,7 @@ const LANES = 8; // at least
 const AXIS = 18; // pixels below
 const CHART = 84;
 const PAD = 10; // between lanes and chart
+const HEAD = 14; // above the lanes
 const WINDOWS = [1, 2, 4, 8, 16];
 
 export const seconds = signal(4);
@@ -36,7 +37,7 @@ let held = LANES; // lanes shrink only after a while
 function frameOf(width: number, height: number): Frame {
   const left = width < 560 ? 74 : 132;
   const right = width - 4;
-  return { left, right, top: 2, bottom: height - CHART - AXIS - PAD, from: engine.end - seconds.value, scale: (right - left) / seconds.value };
+  return { left, right, top: HEAD, bottom: height - CHART - AXIS - PAD, from: engine.end - seconds.value, scale: (right - left) / seconds.value };
 }
 
 function plan(): void {
@@ -191,6 +192,12 @@ function drawCut(ctx: CanvasRenderingContext2D, x: number, top: number, bottom: 
 
 function drawLabels(ctx: CanvasRenderingContext2D, f: Frame, ink: Surface["ink"]): void {
   const { pitch } = size.value;
+  ctx.font = `10px ${FONT}`;
+  ctx.fillStyle = ink.quiet;
+  ctx.textAlign = "left";
+  ctx.fillText("sequence", 0, 6);
+  ctx.textAlign = "right";
+  ctx.fillText("tokens", f.left - 8, 6);
   const every = pitch >= 10 ? 1 : Math.ceil(10 / pitch);
   ctx.font = `${pitch >= 12 ? 10.5 : 9.5}px ${FONT}`;
   for (const stay of engine.occupants()) {
@@ -271,7 +278,7 @@ export function Batch(): JSX.Element {
   void tick.value;
   plan();
   const { lanes, pitch } = size.value;
-  const height = lanes * pitch + CHART + AXIS + PAD + 2;
+  const height = lanes * pitch + CHART + AXIS + PAD + HEAD;
   const box = useRef<HTMLDivElement>(null);
 
   const point = (at: Point | null, width: number) => {

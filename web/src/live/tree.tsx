@@ -107,17 +107,22 @@ function draw({ ctx, width, ink }: Surface): void {
   for (const { node, x, y, w, h } of placed) {
     const [left, top, wide, tall] = [x + 0.5, y + 0.5, Math.max(1.5, w - 1.5), h - 1.5];
     ctx.globalAlpha = own.size > 0 && !node.blocks.some((block) => own.has(block)) ? 0.3 : 1;
-    ctx.fillStyle = node.refs > 1 ? ink.shared : node.refs === 1 ? ink.write : ink.cachedSoft;
+    ctx.fillStyle = node.refs > 1 ? ink.sharedSoft : node.refs === 1 ? ink.writeSoft : ink.cachedSoft;
     ctx.fillRect(left, top, wide, tall);
-    if (!node.refs) hatch(ctx, ink.cached, left, top, wide, tall, 5);
     const words = node.refs > 1 ? `${node.refs} × ${node.blocks.length * size}` : String(node.blocks.length * size);
-    if (wide > 10 + ctx.measureText(words).width) {
+    const room = wide > 12 + ctx.measureText(words).width;
+    if (!node.refs) hatch(ctx, ink.cached, left, top, wide, tall, 5);
+    else {
+      ctx.fillStyle = node.refs > 1 ? ink.shared : ink.write;
+      ctx.fillRect(left, top, Math.min(3, wide), tall);
+    }
+    if (room) {
       if (!node.refs) {
         ctx.fillStyle = ink.paper;
-        ctx.fillRect(left + 3, top + tall / 2 - 5.5, ctx.measureText(words).width + 4, 11);
+        ctx.fillRect(left + 4, top + tall / 2 - 5.5, ctx.measureText(words).width + 5, 11);
       }
-      ctx.fillStyle = node.refs ? ink.paper : ink.cached;
-      ctx.fillText(words, left + 5, top + tall / 2 + 0.5);
+      ctx.fillStyle = node.refs ? ink.ink : ink.cached;
+      ctx.fillText(words, left + 7, top + tall / 2 + 0.5);
     }
     if (chosen.value?.blocks[0] === node.blocks[0]) {
       ctx.globalAlpha = 1;

@@ -78,7 +78,7 @@ export function Vitals(): JSX.Element {
   ttft.sort((a, b) => a - b);
   tpot.sort((a, b) => a - b);
   const tails = (times: number[]) =>
-    times.length ? `p90 ${time(quantile(times, 0.9))} · p99 ${time(quantile(times, 0.99))}` : "nobody has ended yet";
+    times.length ? `p90 ${time(quantile(times, 0.9))} · p99 ${time(quantile(times, 0.99))}` : "nobody has come so far";
   const prompts = engine.counters["prompt_tokens"] ?? 0;
   const drafted = engine.counters["drafted_tokens"] ?? 0;
   const held = sample ? engine.held : 0;
@@ -89,11 +89,11 @@ export function Vitals(): JSX.Element {
       <Cell name="Reads" value={count(mean((s) => s.read))} unit="tok/s" draw={CURVES.read} note="prompt tokens computed" />
       <Cell name="Running" value={String(engine.running.length)} unit={about ? `of ${about.max_rows}` : ""} draw={CURVES.running}
         note={engine.waiting ? `${engine.waiting} waiting` : "nobody waits"} />
+      <Cell name="First token" value={time(quantile(ttft, 0.5))} unit="p50" note={tails(ttft)} />
+      <Cell name="Each token" value={time(quantile(tpot, 0.5))} unit="p50" note={tails(tpot)} />
       <Cell name="Memory held" value={share(held, about?.num_blocks ?? 0)} draw={CURVES.held}
         note={about ? `${count(held)} of ${count(about.num_blocks)} blocks` : ""} />
       <Cell name="Prompts cached" value={share(engine.counters["cached_tokens"] ?? 0, prompts)} draw={CURVES.hit} note={`of ${count(prompts)} prompt tokens`} />
-      <Cell name="First token" value={time(quantile(ttft, 0.5))} unit="p50" note={tails(ttft)} />
-      <Cell name="Each token" value={time(quantile(tpot, 0.5))} unit="p50" note={tails(tpot)} />
     </dl>
   );
 }
