@@ -74,7 +74,7 @@ def test_under_load_the_picture_moves_and_ends_where_the_engine_ends(visit: Visi
             page.wait("document.querySelector('.verdict')?.innerText.startsWith('step ')")
         page.wait("document.querySelector('.batch canvas').ariaLabel.startsWith('0 sequences run')")
         counters = house.scheduler.stats.counters
-        assert f"of {counters.prompt_tokens} prompt tokens" in cell(page, "Prompts cached")
+        assert f"of {counters.prompt_tokens} tokens" in cell(page, "Prompts cached")
         assert f"{counters.cached_tokens:,} tokens not computed again" in page.text(".tree .aside")
         assert f"{house.scheduler.blocks.num_cached} cached" in page.text(".memory .legend")
         assert "p50" in cell(page, "First token")
@@ -90,7 +90,7 @@ def test_pointing_at_a_lane_says_whose_it_is(visit: Visit) -> None:
             box = page.run(
                 "document.querySelector('.batch canvas').getBoundingClientRect().toJSON()"
             )
-            page.mouse(box["x"] + 20, box["y"] + 8)
+            page.mouse(box["x"] + 20, box["y"] + 22)
             page.wait("/prompt \\d+/.test(document.querySelector('.tip').innerText)")
             # The keyboard's cursor does the same, on the map of blocks.
             page.run("document.querySelector('.memory canvas').focus()")
@@ -108,9 +108,7 @@ def test_it_finds_its_way_back_after_a_restart(visit: Visit) -> None:
         with on_port(port) as second:
             page.wait(LIVE)
             httpx.post(second.url + "/v1/chat/completions", json=chat("again"), timeout=20)
-            page.wait(
-                "/of [1-9]\\d* prompt tokens/.test(document.querySelector('.vitals').innerText)"
-            )
+            page.wait("/of [1-9]\\d* tokens/.test(document.querySelector('.vitals').innerText)")
         page.errors.clear()  # the network's own lines about the lost connection
 
 
@@ -152,6 +150,10 @@ def test_on_a_phone_nothing_sticks_out(visit: Visit) -> None:
     ):
         wide = "document.documentElement.scrollWidth"
         assert page.run(wide) == 390
+        below = "document.querySelector('.head').getBoundingClientRect().bottom"
+        assert (
+            page.run(f"document.querySelector('.chat').getBoundingClientRect().top - {below}") == 0
+        )
         page.click(".composer textarea")
         page.type("?")
         page.key("Enter")

@@ -199,7 +199,7 @@ function Page(): JSX.Element {
   const now = shown();
   useEffect(() => void start(), []);
   return (
-    <div class={`page ${now}`}>
+    <div class="page" data-view={now}>
       <Head />
       {now !== "engine" && <ChatView />}
       {now !== "chat" && <EngineView />}

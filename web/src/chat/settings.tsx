@@ -81,7 +81,7 @@ export function SettingsDialog({ onClose }: { onClose: () => void }): JSX.Elemen
         {wrong && <small class="wrong">{wrong}</small>}
       </label>
       <footer>
-        <button onClick={() => settle({ ...DEFAULTS })}>As it was at first</button>
+        <button onClick={() => settle({ ...DEFAULTS })}>Defaults</button>
         <button class="main" onClick={onClose}>Done</button>
       </footer>
     </Dialog>

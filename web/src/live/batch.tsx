@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import type { JSX } from "preact";
 import { useRef } from "preact/hooks";
-import { Canvas, FONT, hatch, roundUp, time, type Point, type Surface } from "../draw";
+import { Canvas, FONT, hatch, quantile, roundUp, time, type Point, type Surface } from "../draw";
 import { engine, paused, pointed, tick, type Step } from "../engine";
 import { AboutSeq, isMine, phase, title } from "./about";
 import { Panel } from "./panel";
@@ -131,11 +131,17 @@ function visible(from: number): Step[] {
 
 let scaleTop = 0.01;
 
+/** The axis' end: a step far beyond the others is cut, and marked, rather than flatten them all. */
+function ceiling(steps: Step[]): number {
+  const times = steps.flatMap((step) => [step.seconds, step.predicted ?? 0]).sort((a, b) => a - b);
+  const most = times.at(-1) ?? 0;
+  return Math.max(1e-4, Math.min(most, 1.6 * (quantile(times, 0.98) ?? 0)) * 1.05);
+}
+
 function drawSteps(ctx: CanvasRenderingContext2D, f: Frame, x: (value: number) => number, height: number, ink: Surface["ink"], at: Point | null): void {
   const base = height - AXIS;
   const steps = visible(f.from);
-  const longest = steps.reduce((most, step) => Math.max(most, step.seconds, step.predicted ?? 0), 0);
-  scaleTop = roundUp(Math.max(longest, 1e-4) * 1.05);
+  scaleTop = roundUp(ceiling(steps));
   const y = (value: number) => base - (CHART - 4) * Math.min(1, value / scaleTop);
   ctx.fillStyle = ink.faint;
   ctx.fillRect(f.left, y(scaleTop / 2), f.right - f.left, 1);
@@ -144,6 +150,10 @@ function drawSteps(ctx: CanvasRenderingContext2D, f: Frame, x: (value: number) =
     const wide = Math.max(0.5, x(step.x1) - x(step.x0) - (f.scale * step.seconds > 4 ? 1 : 0));
     ctx.fillStyle = step.counts.some((count) => count > 1) ? ink.readSoft : ink.writeSoft;
     ctx.fillRect(x(step.x0), y(step.seconds), wide, base - y(step.seconds));
+    if (step.seconds > scaleTop) {
+      ctx.fillStyle = ink.warn;
+      ctx.fillRect(x(step.x0), y(scaleTop), wide, 2);
+    }
     if (step.cut) drawCut(ctx, x(step.x0) - 3, f.top, base, ink);
   }
   line(ctx, steps, x, y, (step) => step.least, ink.cached, 1.5);

@@ -38,6 +38,13 @@ function curve(of: (sample: Sample) => number | null, colour: "write" | "read" |
   };
 }
 
+/** Both in the unit of the larger. */
+function pair(p90: number, p99: number): string {
+  const [scale, unit] = p99 >= 1 ? [1, "s"] : [1e3, "ms"];
+  const digits = p99 * scale >= 100 ? 0 : p99 * scale >= 10 ? 1 : 2;
+  return `p90 ${(p90 * scale).toFixed(digits)} · p99 ${(p99 * scale).toFixed(digits)} ${unit}`;
+}
+
 interface CellProps {
   name: string;
   value: string;
@@ -78,7 +85,7 @@ export function Vitals(): JSX.Element {
   ttft.sort((a, b) => a - b);
   tpot.sort((a, b) => a - b);
   const tails = (times: number[]) =>
-    times.length ? `p90 ${time(quantile(times, 0.9))} · p99 ${time(quantile(times, 0.99))}` : "nobody has come so far";
+    times.length ? pair(quantile(times, 0.9)!, quantile(times, 0.99)!) : "nobody has come so far";
   const prompts = engine.counters["prompt_tokens"] ?? 0;
   const drafted = engine.counters["drafted_tokens"] ?? 0;
   const held = sample ? engine.held : 0;
@@ -86,14 +93,14 @@ export function Vitals(): JSX.Element {
     <dl class="vitals">
       <Cell name="Writes" value={count(mean((s) => s.written))} unit="tok/s" draw={CURVES.written}
         note={drafted ? `${share(engine.counters["accepted_tokens"] ?? 0, drafted)} of guesses held` : "tokens generated"} />
-      <Cell name="Reads" value={count(mean((s) => s.read))} unit="tok/s" draw={CURVES.read} note="prompt tokens computed" />
+      <Cell name="Reads" value={count(mean((s) => s.read))} unit="tok/s" draw={CURVES.read} note="prompt tokens" />
       <Cell name="Running" value={String(engine.running.length)} unit={about ? `of ${about.max_rows}` : ""} draw={CURVES.running}
         note={engine.waiting ? `${engine.waiting} waiting` : "nobody waits"} />
       <Cell name="First token" value={time(quantile(ttft, 0.5))} unit="p50" note={tails(ttft)} />
       <Cell name="Each token" value={time(quantile(tpot, 0.5))} unit="p50" note={tails(tpot)} />
       <Cell name="Memory held" value={share(held, about?.num_blocks ?? 0)} draw={CURVES.held}
         note={about ? `${count(held)} of ${count(about.num_blocks)} blocks` : ""} />
-      <Cell name="Prompts cached" value={share(engine.counters["cached_tokens"] ?? 0, prompts)} draw={CURVES.hit} note={`of ${count(prompts)} prompt tokens`} />
+      <Cell name="Prompts cached" value={share(engine.counters["cached_tokens"] ?? 0, prompts)} draw={CURVES.hit} note={`of ${count(prompts)} tokens`} />
     </dl>
   );
 }
