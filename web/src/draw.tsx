@@ -153,11 +153,11 @@ export function hatch(ctx: CanvasRenderingContext2D, colour: string, x: number, 
   ctx.restore();
 }
 
-/** A round number at or above: 1, 2 or 5 times a power of ten. */
+/** A round number at or above. */
 export function roundUp(value: number): number {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= value * 0.999)!;
+  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((n) => n * power).find((n) => n >= value * 0.999)!;
 }
 
 export function quantile(sorted: number[], q: number): number | null {

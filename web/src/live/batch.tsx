@@ -10,7 +10,7 @@ import { tip, tipAt } from "../tip";
 
 const LANES = 8; // at least
 const AXIS = 18; // pixels below
-const CHART = 84;
+const CHART = 96;
 const PAD = 10; // between lanes and chart
 const HEAD = 14; // above the lanes
 const WINDOWS = [1, 2, 4, 8, 16];
@@ -102,7 +102,7 @@ function drawStays(ctx: CanvasRenderingContext2D, f: Frame, x: (value: number) =
       }
     }
     if (stay.cached > 0 && x(stay.x0) > f.left - 8) {
-      const wide = Math.min(22, 4 + Math.sqrt(stay.cached));
+      const wide = Math.min(16, 4 + Math.sqrt(stay.cached));
       ctx.fillStyle = ink.paper;
       ctx.fillRect(x(stay.x0) - wide, top, wide - 1, tall);
       ctx.fillStyle = ink.cachedSoft;
@@ -205,7 +205,7 @@ function drawLabels(ctx: CanvasRenderingContext2D, f: Frame, ink: Surface["ink"]
   ctx.font = `10px ${FONT}`;
   ctx.fillStyle = ink.quiet;
   ctx.textAlign = "left";
-  ctx.fillText("sequence", 0, 6);
+  ctx.fillText(f.left < 100 ? "seq." : "sequence", 0, 6);
   ctx.textAlign = "right";
   ctx.fillText("tokens", f.left - 8, 6);
   const every = pitch >= 10 ? 1 : Math.ceil(10 / pitch);
@@ -235,7 +235,7 @@ function drawAxis(ctx: CanvasRenderingContext2D, f: Frame, height: number, ink: 
   ctx.fillText(time(scaleTop), f.left - 8, base - CHART + 5);
   ctx.fillText("0", f.left - 8, base - 3);
   ctx.textAlign = "left";
-  ctx.fillText("step time", 0, base - CHART + 5);
+  if (f.left > 100) ctx.fillText("step time", 0, base - CHART + 5);
   ctx.textBaseline = "alphabetic";
   const each = seconds.value / 4;
   for (let i = 0; i <= 4; i++) {

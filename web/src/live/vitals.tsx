@@ -3,13 +3,14 @@ import type { JSX } from "preact";
 import { Canvas, count, quantile, share, time, type Surface } from "../draw";
 import { engine, tick, type Sample } from "../engine";
 
-const SPAN = 120; // seconds
+const SPAN = [20, 120] as const; // seconds that a curve shows, at least and at most
 
 function curve(of: (sample: Sample) => number | null, colour: "write" | "read" | "cached" | "quiet", top?: () => number) {
   return ({ ctx, width, height, ink }: Surface) => {
     const samples = engine.samples;
     if (samples.length < 2) return;
     const now = engine.now;
+    const span = Math.min(Math.max(now - samples[0]!.at, SPAN[0]), SPAN[1]);
     const most = top ? top() : Math.max(1e-9, ...samples.map((sample) => of(sample) ?? 0));
     ctx.beginPath();
     let first = 0;
@@ -17,8 +18,8 @@ function curve(of: (sample: Sample) => number | null, colour: "write" | "read" |
     let began = false;
     for (const sample of samples) {
       const value = of(sample);
-      if (value === null || now - sample.at > SPAN) continue;
-      const x = width * (1 - (now - sample.at) / SPAN);
+      if (value === null || now - sample.at > span) continue;
+      const x = width * (1 - (now - sample.at) / span);
       const y = height - 1 - (height - 3) * Math.min(1, value / most);
       if (began) ctx.lineTo(x, y);
       else ctx.moveTo((first = x), y);
@@ -41,7 +42,7 @@ function curve(of: (sample: Sample) => number | null, colour: "write" | "read" |
 /** Both in the unit of the larger. */
 function pair(p90: number, p99: number): string {
   const [scale, unit] = p99 >= 1 ? [1, "s"] : [1e3, "ms"];
-  const digits = p99 * scale >= 100 ? 0 : p99 * scale >= 10 ? 1 : 2;
+  const digits = p99 * scale >= 10 ? 0 : p99 * scale >= 1 ? 1 : 2;
   return `p90 ${(p90 * scale).toFixed(digits)} · p99 ${(p99 * scale).toFixed(digits)} ${unit}`;
 }
 
@@ -79,7 +80,7 @@ export function Vitals(): JSX.Element {
   void tick.value;
   const about = engine.about;
   const sample = engine.samples.at(-1);
-  const fresh = engine.samples.slice(-4);
+  const fresh = engine.samples.slice(-2);
   const mean = (of: (s: Sample) => number) => (fresh.length ? fresh.reduce((sum, s) => sum + of(s), 0) / fresh.length : 0);
   const { ttft, tpot } = engine.times();
   ttft.sort((a, b) => a - b);
