@@ -222,13 +222,20 @@ class Page:
         return str(found)
 
     def click(self, selector: str) -> None:
-        """The first that matches, in its middle, with the mouse."""
+        """The first that matches, in its middle, with the mouse, once it stands still."""
         chosen = json.dumps(selector)
-        box = self.wait(
-            "(e => e && (e.scrollIntoView({block: 'nearest'}), e.getBoundingClientRect().toJSON()))"
+        place = (
+            "(e => { e.scrollIntoView({block: 'nearest'}); const b = e.getBoundingClientRect();"
+            " return [b.x + b.width / 2, b.y + b.height / 2]; })"
             f"(document.querySelector({chosen}))"
         )
-        self.mouse(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, press=True)
+        self.wait(f"!!document.querySelector({chosen})")
+        frames = "new Promise(d => requestAnimationFrame(() => requestAnimationFrame(() => d(1))))"
+        at: list[float] | None = None
+        while (now := self.run(place)) != at:
+            at = now
+            self.run(frames)
+        self.mouse(*now, press=True)
 
     def mouse(self, x: float, y: float, press: bool = False) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

@@ -163,7 +163,7 @@ function KeyDialog(): JSX.Element {
 async function start(): Promise<void> {
   try {
     await greet();
-    rewatch();
+    if (link.value === "lost") rewatch();
   } catch {
     if (!needsKey.value) setTimeout(() => void start(), 2000);
   }
