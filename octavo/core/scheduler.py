@@ -103,10 +103,7 @@ class Scheduler:
         drafter: Drafter | None = None,
         model: StepModel | None = None,
     ) -> None:
-        for name in ("num_blocks", "block_size", "max_tokens", "max_rows", "max_outputs", "depth"):
-            if getattr(capacity, name) < 1:
-                raise ValueError(f"Capacity.{name} must be at least 1")
-        self.capacity = capacity
+        self.capacity = _checked(capacity)
         self.policy = policy if policy is not None else fcfs()
         self.max_waiting = max_waiting
         self.blocks = BlockManager(
@@ -128,9 +125,7 @@ class Scheduler:
         self._expiries: list[tuple[float, int, Sequence]] = []  # a heap; ended ones linger
         self._held: dict[BlockHash, dict[int, Sequence]] = {}
         self._running: list[Sequence] = []  # by rank
-        self._reading: list[
-            Sequence
-        ] = []  # of those, what the latest step had more than a token of
+        self._reading: list[Sequence] = []  # of these, the latest step had more than a token
         self._live: dict[int, Sequence] = {}  # not ended, or ended and still in flight
         self._choices: dict[str, list[Sequence]] = {}  # not ended
         self._events: list[Event] = []
@@ -896,6 +891,14 @@ class Scheduler:
 
 def unwatched(batch: Batch, result: StepResult) -> None:
     """The witness of a scheduler that nobody watches."""
+
+
+def _checked(capacity: Capacity) -> Capacity:
+    """Raises ValueError for one in which nothing could ever run."""
+    for name in ("num_blocks", "block_size", "max_tokens", "max_rows", "max_outputs", "depth"):
+        if getattr(capacity, name) < 1:
+            raise ValueError(f"Capacity.{name} must be at least 1")
+    return capacity
 
 
 def _key(seq: Sequence) -> tuple[float, int]:
