@@ -29,6 +29,7 @@ from octavo.server.responses import ResponsesBody
 from octavo.server.service import Service
 from octavo.server.tokens import DetokenizeBody, TokenizeBody
 
+EVENTS = "text/event-stream"  # OpenAPI 3.1 has no way to say what one event is
 OPENAI, ANTHROPIC, TEXT, LOOK, SELF = "OpenAI", "Anthropic", "Text", "Operation", "Documents"
 WORK = (400, 401, 403, 404, 408, 413, 429, 500, 503)
 KEPT = (401, 403, 404, 501)
@@ -113,14 +114,14 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("get", "/v1/requests/{id}/trace", LOOK, "Why a request took as long as it did.",
               dict, errors=(401, 403, 404)),
     Operation("get", "/v1/engine/live", LOOK, "The engine as it works, as events.",
-              "text/event-stream", errors=(401, 403, 503)),
+              EVENTS, errors=(401, 403, 503)),
     Operation("get", "/openapi.json", SELF, "This document.", dict),
     Operation("get", "/docs", SELF, "This document, to read.", "text/html"),
 )  # fmt: skip
 
 
 def routes(service: Service) -> list[Route]:
-    paper = Paper(service.served.version, service.limits.strict)
+    paper = Paper(service.served.version, service.limits.strict, service.served.name)
     return [
         Route("/openapi.json", paper.json, methods=["GET"]),
         Route("/docs", paper.html, methods=["GET"]),
@@ -130,9 +131,10 @@ def routes(service: Service) -> list[Route]:
 class Paper:
     """The document, made when it is first asked for."""
 
-    def __init__(self, version: str, strict: bool) -> None:
+    def __init__(self, version: str, strict: bool, model: str) -> None:
         self._version = version
         self._strict = strict
+        self._model = model
 
     async def json(self, request: Request) -> Response:
         return Response(self._json, media_type="application/json")
@@ -145,15 +147,15 @@ class Paper:
 
     @cached_property
     def _json(self) -> bytes:
-        return msgspec.json.encode(document(self._version, self._strict))
+        return msgspec.json.encode(document(self._version, self._strict, self._model))
 
     @cached_property
     def _html(self) -> bytes:
-        return page(document(self._version, self._strict)).encode()
+        return page(document(self._version, self._strict, self._model)).encode()
 
 
-def document(version: str, strict: bool = False) -> dict[str, Any]:
-    """The OpenAPI 3.1 document. strict: unknown fields are refused."""
+def document(version: str, strict: bool = False, model: str = "") -> dict[str, Any]:
+    """The OpenAPI 3.1 document. strict: unknown fields are refused; model: that is served."""
     paths: dict[str, Any] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation)
@@ -170,7 +172,7 @@ def document(version: str, strict: bool = False) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": _schemas(strict),
+            "schemas": _schemas(strict, model),
             "securitySchemes": {"bearer": bearer, "anthropic": anthropic},
         },
         "security": [{"bearer": []}, {"anthropic": []}, {}],
@@ -198,13 +200,14 @@ _PLAIN = str.maketrans({"/": "_", "{": "", "}": "", ".": "_"})
 
 def _responses(operation: Operation) -> dict[str, Any]:
     if isinstance(operation.answer, str):
-        content: dict[str, Any] = {operation.answer: {"schema": {"type": "string"}}}
+        text = {"schema": {"type": "string"}}
+        content: dict[str, Any] = {operation.answer: {} if operation.answer == EVENTS else text}
     elif operation.answer is dict:
         content = {"application/json": {"schema": {"type": "object"}}}
     else:
         content = {"application/json": {"schema": _ref(operation.answer)}}
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content[EVENTS] = {}
     ours = operation.tag == ANTHROPIC
     error = {"application/json": {"schema": _ref(answers.MessagesError if ours else answers.Error)}}
     if operation.path in ("/health", "/ready"):
@@ -225,7 +228,7 @@ def _structs() -> list[type]:
     return [answers.Error, answers.MessagesError, *answered, *bodies]
 
 
-def _schemas(strict: bool) -> dict[str, Any]:
+def _schemas(strict: bool, model: str) -> dict[str, Any]:
     """All structs by name; without the fields that are only there to be refused."""
     _, found = msgspec.json.schema_components(
         _structs(), ref_template="#/components/schemas/{name}"
@@ -237,6 +240,10 @@ def _schemas(strict: bool) -> dict[str, Any]:
     for schema in schemas.values():
         if not strict:
             schema.pop("additionalProperties", None)
+    for operation in OPERATIONS:
+        fields = schemas[operation.body.__name__]["properties"] if operation.body else {}
+        if model and fields.get("model") == {"type": "string"}:
+            fields["model"] = {"type": "string", "enum": [model]}
     return schemas
 
 

@@ -71,6 +71,8 @@ def test_every_endpoint_is_in_the_document_and_nothing_else_is(house: House) -> 
 def test_the_document_is_whole(client: httpx.Client) -> None:
     paper = client.get("/openapi.json").json()
     assert paper["openapi"] == "3.1.0"
+    asked = paper["components"]["schemas"]["ChatBody"]["properties"]["model"]
+    assert asked == {"type": "string", "enum": ["fake"]}
     names = {ref.removeprefix("#/components/schemas/") for ref in refs(paper)}
     assert names <= set(paper["components"]["schemas"])
     ids = [o["operationId"] for methods in paper["paths"].values() for o in methods.values()]
