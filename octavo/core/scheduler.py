@@ -103,7 +103,7 @@ class Scheduler:
         drafter: Drafter | None = None,
         model: StepModel | None = None,
     ) -> None:
-        self.capacity = _checked(capacity)
+        self.capacity = _roomy(capacity)
         self.policy = policy if policy is not None else fcfs()
         self.max_waiting = max_waiting
         self.blocks = BlockManager(
@@ -893,7 +893,7 @@ def unwatched(batch: Batch, result: StepResult) -> None:
     """The witness of a scheduler that nobody watches."""
 
 
-def _checked(capacity: Capacity) -> Capacity:
+def _roomy(capacity: Capacity) -> Capacity:
     """Raises ValueError for one in which nothing could ever run."""
     for name in ("num_blocks", "block_size", "max_tokens", "max_rows", "max_outputs", "depth"):
         if getattr(capacity, name) < 1:
