@@ -119,7 +119,7 @@ def findings(assembly) -> dict[str, Finding]:  # noqa: F811
     few = Sizes(6, 0.0)
     made = {
         "batching": batching.finding(batching.measure(
-            assembly, batching.Plan((1.0, 50.0), 4, 3, 1, Sizes(12, 0.5, 40), few), BOX)),
+            assembly, batching.Plan((1.0, 50.0), 4, 3, 1, 99.0, Sizes(12, 0.5, 40), few), BOX)),
         "paging": paging.finding(paging.measure(
             assembly, paging.Plan(256, 128, 6, 1, Sizes(20, 0.5, 60), few))),
         "prefix": prefix.finding(prefix.measure(
@@ -158,6 +158,15 @@ def test_one_at_a_time_has_one_row(findings) -> None:
     assert {c["rows_a_step"]["median"] for c in cells if c["batching"] == "none"} == {1.0}
     most = max(c["rows_a_step"]["median"] for c in cells if c["batching"] == "continuous")
     assert 1.0 < most <= 3.0
+
+
+def test_a_slow_machine_has_fewer_requests_and_says_so(findings) -> None:
+    plan = batching.Plan((1.0,), requests=50, repeats=2, seconds=60.0)
+    assert plan.count(0.01) == 50
+    assert plan.count(0.5) == 20  # two repeats of three runs of 20 x 0.5 s
+    assert plan.count(100.0) == batching.LEAST
+    values = findings["batching"].values | {"asked_requests": 9}
+    assert "not 9" in " ".join(batching.finding(values).says)
 
 
 def test_reservations_are_what_they_say(findings) -> None:

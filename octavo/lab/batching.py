@@ -26,20 +26,29 @@ from octavo.sim.workload import Sizes
 
 NAMES = {"none": "one at a time", "static": "static", "continuous": "continuous"}
 PROBES = 4  # requests that say how fast one after another is
+LEAST = 8  # requests of a run, however slow the machine is
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """rates: multiples of the requests a second that are served one after another. rows: of a
-    batch."""
+    batch. seconds: about how long it may take; where the machine is too slow for that, runs have
+    fewer requests."""
 
     rates: tuple[float, ...] = (0.7, 1.5, 3.0, 6.0)
     requests: int = 28
     rows: int = 8
     repeats: int = 3
+    seconds: float = 115.0
     prompt: Sizes = field(default_factory=lambda: Sizes(48, 0.6, 192))
     output: Sizes = field(default_factory=lambda: Sizes(24, 0.8, 96))
     seed: int = 0
+
+    def count(self, alone: float) -> int:
+        """Requests of a run, if one alone takes so many seconds."""
+        # One at a time ends at the rate of arrivals or of serving, the others up to twice as fast.
+        each = sum(max(1 / f, 1.0) + 2 * max(1 / f, 0.5) for f in self.rates) * alone
+        return min(self.requests, max(LEAST, int(self.seconds / (self.repeats * each))))
 
     def settings(self) -> dict[str, Setting]:
         return {
@@ -67,13 +76,14 @@ def measure(
         return stage.play(settings[name].engine(assembly.executor), wanted, clock)
 
     alone = run("none", inf, PROBES, f"probe {plan.seed}").seconds / PROBES
+    count = plan.count(alone)
 
     def at(factor: float) -> list[dict[str, Any]]:
         """The same requests in the same rhythm: only the gaps are longer or shorter."""
         rate = factor / alone
 
         def once(name: str, _: int) -> Trial:
-            return run(name, rate, plan.requests, f"batching {plan.seed}")
+            return run(name, rate, count, f"batching {plan.seed}")
 
         def told(what: str) -> None:
             watch(f"{rate:.1f} req/s: {what}")
@@ -82,11 +92,12 @@ def measure(
         return [_cell(name, factor, rate, trials) for name, trials in found.items()]
 
     cells = [cell for factor in plan.rates for cell in at(factor)]
-    prompt, output = _means(plan)
+    prompt, output = _means(plan, count)
     prefill, decode = roofs(LLM.over(assembly), (round(prompt), round(output), plan.rows), ceilings)
     return {
         "model": assembly.name,
-        "requests": plan.requests,
+        "requests": count,
+        "asked_requests": plan.requests,
         "rows": plan.rows,
         "mean_prompt": prompt,
         "mean_output": output,
@@ -97,9 +108,9 @@ def measure(
     }
 
 
-def _means(plan: Plan) -> tuple[float, float]:
+def _means(plan: Plan, count: int) -> tuple[float, float]:
     """Tokens of a prompt and of an output, of the requests that were really drawn."""
-    visits = stage.drawn(f"batching {plan.seed}", plan.requests, 1.0, plan.prompt, plan.output)
+    visits = stage.drawn(f"batching {plan.seed}", count, 1.0, plan.prompt, plan.output)
     return fmean(v.prompt for v in visits), max(2.0, fmean(v.output for v in visits))
 
 
@@ -135,7 +146,7 @@ def finding(values: dict[str, Any]) -> Finding:
         f"prompt and {values['mean_output']:.0f} output tokens on average, {values['rows']} rows; "
         "medians (least–most)"
     )
-    says = (_says(values), *stage.busy_note(values))
+    says = (_says(values), *_fewer(values), *stage.busy_note(values))
     return Finding(values, (Sheet(title, HEAD, rows),), says, lambda path: draw(values, path))
 
 
@@ -162,6 +173,16 @@ def _top(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _gain(values: dict[str, Any], key: str, over: str) -> float:
     top = _top(values)
     return float(top["continuous"][key]["median"] / top[over][key]["median"])
+
+
+def _fewer(values: dict[str, Any]) -> tuple[str, ...]:
+    """That runs were cut short, if they were."""
+    if values["requests"] == values["asked_requests"]:
+        return ()
+    return (
+        f"Runs have {values['requests']} requests, not {values['asked_requests']}: one alone took "
+        f"{values['alone_s']:.2f} s here, and all of it would have taken more than two minutes.",
+    )
 
 
 def _says(values: dict[str, Any]) -> str:
