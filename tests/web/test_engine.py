@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 
@@ -110,6 +111,22 @@ def test_it_finds_its_way_back_after_a_restart(visit: Visit) -> None:
             httpx.post(second.url + "/v1/chat/completions", json=chat("again"), timeout=20)
             page.wait("/of [1-9]\\d* tokens/.test(document.querySelector('.vitals').innerText)")
         page.errors.clear()  # the network's own lines about the lost connection
+
+
+def test_a_key_that_may_not_watch_is_told_so_and_may_chat(visit: Visit, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("boss an-admins-key-of-length admin\nguest a-guests-key-of-length\n")
+    with visit("Welcome.", view="both", api_key_file=str(keys)) as (_, page):
+        page.wait("!!document.querySelector('input[name=key]')")
+        page.type("a-guests-key-of-length")
+        page.key("Enter")
+        page.wait("document.querySelector('.state').classList.contains('lost')")
+        page.wait("document.querySelector('.strip').innerText.includes('admin')")
+        page.click(".composer textarea")
+        page.type("Hello")
+        page.key("Enter")
+        page.wait("document.querySelector('.words')?.innerText === 'Welcome.'")
+        page.errors.clear()  # the network's own lines about what was forbidden
 
 
 def test_keys_go_everywhere(visit: Visit) -> None:

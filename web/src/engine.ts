@@ -358,8 +358,10 @@ export const pointed = signal<number | null>(null);
 export const mine = signal("");
 export const paused = signal(false);
 
+const FORBIDDEN = 60_000;
 let round = 0; // odd: watching
 let abort: AbortController | null = null;
+let wake: () => void = () => undefined;
 
 /** Watch, or do not: a hidden page costs the server nothing. */
 export function watch(on: boolean): void {
@@ -373,6 +375,7 @@ export function watch(on: boolean): void {
 /** Try again now, e.g. with another key. */
 export function rewatch(): void {
   abort?.abort();
+  wake();
 }
 
 async function keepWatching(own: number): Promise<void> {
@@ -390,11 +393,16 @@ async function keepWatching(own: number): Promise<void> {
     } catch (error) {
       trouble.value = error instanceof Refusal ? error.message : "the server cannot be reached";
       if (stop.signal.aborted) pause = 0;
+      // A key that may not watch will not be allowed to a moment later.
+      if (error instanceof Refusal && error.status === 403) pause = FORBIDDEN;
     }
     if (own !== round) break;
     link.value = "lost";
-    await new Promise((done) => setTimeout(done, pause));
-    pause = Math.min(Math.max(pause, 250) * 2, 5000);
+    await new Promise<void>((done) => {
+      wake = done;
+      setTimeout(done, pause);
+    });
+    pause = pause === FORBIDDEN ? 500 : Math.min(Math.max(pause, 250) * 2, 5000);
   }
 }
 
