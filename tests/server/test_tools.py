@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +15,12 @@ import jsonschema
 import openai
 import pytest
 
+from octavo.models.template import ChatTemplate
+from octavo.models.tokenizer import load_tokenizer
+from octavo.models.weights import open_checkpoint
+from octavo.server import protocol
 from octavo.server.dialect import Dialect
+from octavo.server.tools import toolbox
 from tests.server.fakes import FakeExecutor
 from tests.server.house import House, chat, events, inside
 
@@ -223,6 +229,46 @@ def test_a_conversation_with_calls_goes_on() -> None:
     }  # fmt: skip
     assert messages[2] == {"role": "tool", "tool_call_id": "call_1", "content": "noon"}
     assert more == {"tools": TOOLS}
+
+
+QWENISH = """{%- if tools %}<|im_start|>system
+# Tools: {%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}<|im_end|>
+{%- endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+{%- endfor %}{{ ' of ' + message.tool_call_id if message.tool_call_id }}<|im_end|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{%- endif %}"""
+
+
+def test_a_template_sees_what_transformers_would_show_it(smollm2_path: Path) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    arguments = {"city": "Zürich <b>", "days": 2}
+    called = {"id": "a", "type": "function", "function": {"name": "weather"}}
+    shown = called | {"function": {"name": "weather", "arguments": arguments}}
+    sent = called | {"function": {"name": "weather", "arguments": json.dumps(arguments)}}
+    talk: list[dict[str, Any]] = [
+        {"role": "user", "content": "When & where?"},
+        {"role": "assistant", "content": None, "tool_calls": [shown]},
+        {"role": "tool", "content": "12 °C", "tool_call_id": "a"},
+    ]
+    want, _ = render_jinja_template(
+        [talk], tools=TOOLS, chat_template=QWENISH, add_generation_prompt=True
+    )
+    wire = [talk[0], talk[1] | {"tool_calls": [sent]}, talk[2]]
+    body, _ = protocol.parse(protocol.ChatBody, json.dumps(asked(messages=wire)).encode())
+    box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
+    assert box is not None
+    tokenizer = load_tokenizer(open_checkpoint(smollm2_path))
+    tokenizer.chat_templates = {"default": QWENISH}
+    template = ChatTemplate(tokenizer)
+    assert template.text(protocol.chat_messages(body), tools=box.shown()) == want[0]
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
