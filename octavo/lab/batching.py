@@ -189,13 +189,15 @@ def _says(values: dict[str, Any]) -> str:
     top, ceiling = _top(values), values["ceiling_tokens_per_s"]
     best = top["continuous"]["output_tokens_per_s"]["median"]
     share = _gain(values, "normalised_s", "static")
+    why = "nobody waits for a group to end, and a row that ends is filled at the next step"
+    if share >= 1.0:
+        why = "no gain shows in these runs: look at the spread, and at who else used the machine"
     return (
         f"At {top['none']['offered_per_s']:.1f} requests a second continuous batching writes "
         f"{_gain(values, 'output_tokens_per_s', 'none'):.1f} times the tokens of one at a time and "
         f"{_gain(values, 'output_tokens_per_s', 'static'):.2f} times those of static batching, and "
-        f"a request waits {share:.0%} as long for each of its tokens as under static: nobody waits "
-        "for a group to end, and a row that ends is filled at the next step. Where requests are "
-        "rare the three are alike. "
+        f"a request waits {share:.0%} as long for each of its tokens as under static: {why}. "
+        "Where requests are rare the three are alike. "
         f"The ceiling is {values['rows']} rows that are always full: {ceiling:.0f} tokens/s by "
         f"this machine's memory and arithmetic, of which {best / ceiling:.0%} were reached."
     )
