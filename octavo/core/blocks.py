@@ -52,7 +52,7 @@ class BlockManager:
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.num_evictions = 0
-        self._gone: dict[BlockHash, None] = {}  # evicted of late, oldest first
+        self._gone: OrderedDict[BlockHash, None] = OrderedDict()  # evicted of late, oldest first
         self._refs = [0] * num_blocks
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
         self._parent_of: list[BlockHash | None] = [None] * num_blocks  # of indexed ones; for views
@@ -273,5 +273,5 @@ class BlockManager:
         self.num_evictions += 1
         self._gone[hash_] = None
         if len(self._gone) > REMEMBERED:
-            del self._gone[next(iter(self._gone))]
+            self._gone.popitem(last=False)
         return block
