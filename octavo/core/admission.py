@@ -23,7 +23,7 @@ from math import ceil, inf, isinf
 
 from octavo.core.request import NO_SLO, Forecast, Request, Slo, Tier
 from octavo.core.scheduler import Scheduler
-from octavo.core.slo import MOST, STRICT
+from octavo.core.slo import MOST, SPEND, STRICT
 from octavo.core.steptime import StepFeatures, StepModel
 from octavo.errors import Overloaded, TenantLimit, TooTight, Unattainable
 
@@ -219,14 +219,16 @@ class Admission:
         scheduler = self._scheduler
         work = own + scheduler.seconds_ahead(due, tenant, own)
         chunk, base = self._step()
-        seconds = scheduler.seconds_busy(now) + work + ceil(work / chunk) * base
-        return seconds + self._wait_for_room(count, base)
+        ahead = work + ceil(work / chunk) * base
+        # Rows and blocks come free while others are computed.
+        mine = self._wait_for_room(count, base) + own + ceil(own / chunk) * base
+        return scheduler.seconds_busy(now) + max(ahead, mine)
 
     def _step(self) -> tuple[float, float]:
         """Of a step under load: seconds of prefill in it, and seconds that it takes besides."""
         scheduler = self._scheduler
         model, running = scheduler.model, scheduler.num_running
-        step = min(scheduler.tightest, MOST) / model.gamma
+        step = min(SPEND * scheduler.tightest, MOST) / model.gamma
         base = model.coefficients.fixed
         if running:  # and half of what waits, as it comes to decode one after another
             base = scheduler.decode_seconds(scheduler.num_waiting // 2)
@@ -259,12 +261,13 @@ class Admission:
         blocks = scheduler.blocks
         rows = running + scheduler.num_waiting + 1 - scheduler.capacity.max_rows
         lack = blocks.blocks_for(count + 1) - blocks.num_available
-        each = max(1.0, blocks.num_held / running)
-        ends = max(0.0, rows, lack / each)
+        ends = max(0.0, rows, lack / max(1.0, blocks.num_held / running))
         if not ends:
             return 0.0
         output = scheduler.reserve.output("", scheduler.max_len)
-        return ends * max(1.0, output) * step / running
+        # Where all began at once ends are rarer than lengths say.
+        each = max(max(1.0, output) * step / running, scheduler.stats.seconds_per_end)
+        return ends * each
 
     def _tpot(self, context: int) -> float:
         """Seconds a token, once all that waits and this one decode too."""

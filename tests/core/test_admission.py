@@ -72,7 +72,7 @@ def test_under_load_nine_forecasts_in_ten_are_right(rate: float) -> None:
 # Under `fair` a tenant that comes later may go first, so a promise is a little less sure.
 @pytest.mark.parametrize(
     ("policy", "kept"),
-    [(slo(), 0.99), (fair(within=slo()), 0.97)],
+    [(slo(), 0.99), (fair(within=slo()), 0.95)],
     ids=lambda p: getattr(p, "name", ""),
 )
 @pytest.mark.parametrize("rate", [8.0, 24.0])
