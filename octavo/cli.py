@@ -453,7 +453,9 @@ def serve(record: Any, **flags: Any) -> None:
     if record is not None and engine.speculation != "off":
         _note("a recorded run does not speculate: guesses depend on the clock", False)
         engine = dataclasses.replace(engine, speculation="off")
-    made = _assemble(engine, False, weights=keys.weights, offline=server.batch_dir is not None)
+    waiting = max(1024, 2 * server.max_inputs)  # a request of many texts must fit
+    offline = server.batch_dir is not None
+    made = _assemble(engine, False, weights=keys.weights, offline=offline, max_waiting=waiting)
     if record is not None:
         from octavo.sim.recording import Recorder
 

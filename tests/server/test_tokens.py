@@ -61,6 +61,18 @@ def test_what_cannot_be_done_is_named(path: str, body: Any, param: str) -> None:
     assert found["error"]["param"] == param
 
 
+def test_an_unknown_field_is_named_here_too() -> None:
+    async def main() -> None:
+        async with inside(House()) as client:
+            answer = await client.post("/tokenize", json={"prompt": "x", "foo": 1})
+            assert answer.headers["x-octavo-ignored"] == "foo"
+        async with inside(House(strict=True)) as client:
+            answer = await client.post("/tokenize", json={"prompt": "x", "foo": 1})
+            assert answer.json()["error"]["param"] == "foo"
+
+    asyncio.run(main())
+
+
 def test_a_full_house_counts_no_tokens_either() -> None:
     house = House(max_queue=1)
     house.app.service.occupancy.enter()
