@@ -421,6 +421,7 @@ Examples:
   octavo serve --host 0.0.0.0 --api-key-file keys.txt
   octavo serve --policy slo --slo ttft=2,tpot=0.05
   octavo serve --config octavo.toml    its lines are flags: port = 9000
+  octavo serve --batch-dir ./batches   and then: client.batches.create(...)
   octavo serve --record run.jsonl      and then: octavo simulate run.jsonl --check
 """
 )
