@@ -3,8 +3,7 @@
 `octavo.ops.cost` counts what a step must move and multiply, whoever runs it: the weights as they
 are stored in the file once a step, K and V in bf16, every product. Peaks: the best read bandwidth
 of all threads over a buffer as large as the weights that a step reads (what stays in the last
-cache counts), and the best int8 and bf16 rates. Where Octavo multiplies pairs of bytes, its
-products count twice.
+cache counts), and the best int8 and bf16 rates.
 
 single, batch8   one decode step of 1 or 8 rows at their mean context
 prefill          the prompt in steps of 512 tokens
@@ -24,13 +23,13 @@ from pathlib import Path
 
 from workloads import Job
 
-from octavo.ceilings import measure_ceilings, unit_of
+from octavo.ceilings import measure_ceilings
 from octavo.models.weights import open_checkpoint
 from octavo.ops.cost import Hardware, cost
 from octavo.ops.program import Program
 from octavo.ops.table import RowShape, StepShape
 from octavo.ops.trace import trace
-from octavo.runtime.cpu import NARROW, CpuOptions
+from octavo.runtime.cpu import CpuOptions
 
 TRIES = 4
 BLOCK = 16  # tokens of a KV block: prefixes are shared in whole ones
@@ -39,10 +38,9 @@ Peaks = dict[str, float]
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Of one model. paired: the instructions whose activations are pairs of bytes."""
+    """Of one model."""
 
     program: Program
-    paired: frozenset[int]
     max_tokens: int
 
     def measure(self, threads: int, seconds: float = 1.0) -> Peaks:
@@ -69,14 +67,10 @@ class Ceilings:
 
     def seconds(self, rows: list[RowShape], peaks: Peaks) -> float:
         """The least that one step takes."""
-
-        def parts(factor: int) -> list[float]:
-            rate = peaks["int8_ops_per_s"] / factor
-            here = Hardware("here", peaks["read_bytes_per_s"], rate, peaks["bf16_ops_per_s"])
-            return [part.seconds for part in cost(self.program, StepShape(tuple(rows)), here).ops]
-
-        both = enumerate(zip(parts(1), parts(2), strict=True))
-        return sum(twice if i in self.paired else once for i, (once, twice) in both)
+        here = Hardware(
+            "here", peaks["read_bytes_per_s"], peaks["int8_ops_per_s"], peaks["bf16_ops_per_s"]
+        )
+        return cost(self.program, StepShape(tuple(rows)), here).seconds
 
     def prefill(self, pieces: Iterable[tuple[int, int]], peaks: Peaks) -> float:
         """Seconds for prompts of which tokens start..end are to be read, in full steps."""
@@ -117,9 +111,5 @@ def ceilings_of(model: Path) -> Ceilings:
     checkpoint = open_checkpoint(model)
     program = trace(checkpoint.config)
     stored = {part for spec in program.weights for part in spec.parts}
-    program = program.typed({part: checkpoint.tensor(part).type for part in stored})
-    act = "pairs" if checkpoint.config.hidden_size < NARROW else "int8"
-    # Which products count twice is the house's rule, the same as behind `octavo bench`.
-    count = range(len(program.instrs))
-    paired = frozenset(i for i in count if unit_of(program, i, act)[1] == 2)
-    return Ceilings(program, paired, CpuOptions().max_tokens)
+    types = {part: checkpoint.tensor(part).type for part in stored}
+    return Ceilings(program.typed(types), CpuOptions().max_tokens)

@@ -134,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--isa", default=",".join(_cpu.isas()))
     parser.add_argument("--types", default=",".join(TYPES))
-    parser.add_argument("--act", choices=("pairs", "int8", "bf16", "fp32"), default="int8")
+    parser.add_argument("--act", choices=("mixed", "pairs", "int8", "bf16", "fp32"), default="int8")
     parser.add_argument("--k", type=int, default=1536)
     parser.add_argument("--seconds", type=float, default=0.05)
     args = parser.parse_args()

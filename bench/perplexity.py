@@ -37,7 +37,7 @@ from octavo.models.weights import open_checkpoint
 from octavo.runtime.cpu import CpuExecutor, CpuOptions
 
 CONTEXT, FIRST = 512, 256  # tokens of a chunk; the first whose successor is scored
-ACTS = ("int8", "pairs", "bf16", "fp32")
+ACTS = ("int8", "mixed", "pairs", "bf16", "fp32")
 
 
 def text_of(path: Path, chunks: int) -> tuple[str, list[list[int]]]:

@@ -100,7 +100,7 @@ def main() -> None:
     )
     parser.add_argument("model")
     parser.add_argument("--rows", default="1")
-    parser.add_argument("--act", choices=("int8", "pairs", "bf16", "fp32"), default="int8")
+    parser.add_argument("--act", choices=("int8", "mixed", "pairs", "bf16", "fp32"), default="int8")
     parser.add_argument("--isa", default=_cpu.isas()[0])
     parser.add_argument("--threads", type=int, default=_cpu.affinity_count())
     parser.add_argument("--repeats", type=int, default=7)

@@ -125,10 +125,9 @@ def cache_bytes(level: int) -> int:
 
 def unit_of(program: Program, index: int, act: str) -> tuple[str, int]:
     """Which unit the products of an instruction need, and how many operations each of the model's
-    takes: two where activations are pairs of bytes. act: the engine's activation format, resolved.
+    takes: two where activations are pairs of bytes. (The few wide ones of "mixed" are not counted.)
+    act: the engine's activation format, resolved.
     """
-    from octavo.runtime.cpu import paired_instrs
-
     instr = program.instrs[index]
     if act == "fp32":
         return "f32", 1
@@ -141,7 +140,7 @@ def unit_of(program: Program, index: int, act: str) -> tuple[str, int]:
     if instr.op == "attend" or act == "bf16":
         return "bf16", 1
     if any(kind.startswith("Q") for kind in kinds):
-        return "int8", 2 if act == "pairs" and index in paired_instrs(program) else 1
+        return "int8", 2 if act == "pairs" else 1
     return ("bf16" if kinds <= {"BF16"} else "f32"), 1
 
 

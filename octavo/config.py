@@ -74,10 +74,10 @@ class EngineConfig:
     )
     threads: int | None = knob(None, "Compute threads (default: one per core).")
     isa: str = knob("auto", "Instruction set: auto, avx512, avx2 or portable.")
-    act: Literal["auto", "pairs", "int8", "bf16", "fp32"] = knob(
+    act: Literal["auto", "mixed", "pairs", "int8", "bf16", "fp32"] = knob(
         "auto",
-        "Activations: pairs of int8 (15 bits), int8 (faster, coarser), bf16 or fp32 (for checks); "
-        "auto takes pairs for narrow models.",
+        "Activations: int8, mixed (int8, outliers in 16 bits), pairs (16 bits throughout: exact, "
+        "slower), bf16 or fp32 (for checks); auto takes mixed for narrow models, else int8.",
     )
     kv_dtype: Literal["auto", "bf16", "int8", "fp32"] = knob(
         "auto",

@@ -94,26 +94,9 @@ def test_one_stream_is_bound_by_the_bytes_of_a_step() -> None:
 
     program = trace(TINY)
     jobs = [Job(list(range(16)), 129)]
-    rate = Ceilings(program, frozenset(), 512).rate(
-        "single", jobs, 1, FREE | {"read_bytes_per_s": 1e9}
-    )
+    rate = Ceilings(program, 512).rate("single", jobs, 1, FREE | {"read_bytes_per_s": 1e9})
     step = cost(program, StepShape((RowShape(16 + 64, 1, 1),)), Hardware("", 1, 1, 1))
     assert rate == pytest.approx(1e9 / step.bytes)
-
-
-@pytest.mark.usefixtures("bench")
-def test_pairs_of_bytes_cost_two_products() -> None:
-    from ceilings import Ceilings
-    from workloads import Job
-
-    program = trace(TINY)
-    products = frozenset(i for i, instr in enumerate(program.instrs) if instr.op != "attend")
-    jobs = [Job(list(range(100)), 1)]
-    single, paired = (
-        Ceilings(program, ops, 512).rate("prefill", jobs, 1, FREE | {"int8_ops_per_s": 1e9})
-        for ops in (frozenset(), products)
-    )
-    assert single == pytest.approx(2 * paired)
 
 
 @pytest.mark.usefixtures("bench")
@@ -121,7 +104,7 @@ def test_a_prefix_that_all_share_is_read_once() -> None:
     from ceilings import Ceilings
     from workloads import Job
 
-    ceilings = Ceilings(trace(TINY), frozenset(), 512)
+    ceilings = Ceilings(trace(TINY), 512)
     shared = [Job([*range(256), 300 + i], 2) for i in range(4)]
     apart = [Job([300 + i, *range(256)], 2) for i in range(4)]
     peaks = FREE | {"int8_ops_per_s": 1e9}
@@ -133,7 +116,7 @@ def test_a_prefix_that_all_share_is_read_once() -> None:
 def test_a_prompt_longer_than_a_step_is_read_in_several() -> None:
     from ceilings import Ceilings
 
-    ceilings = Ceilings(trace(TINY), frozenset(), 512)
+    ceilings = Ceilings(trace(TINY), 512)
     peaks = FREE | {"read_bytes_per_s": 1e9}
     whole = ceilings.prefill([(0, 513)], peaks)
     steps = ([RowShape(0, 512, 0)], [RowShape(512, 1, 1)])

@@ -34,17 +34,13 @@ WEIGHT_TYPES = {
     "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30,
 }  # fmt: skip
 
-PRODUCTS = {"bf16": _cpu.Products.BF16, "fp32": _cpu.Products.F32}  # of quantised weights
-
-# Ops whose int8 activations are pairs of bytes, 15 bits, and those of them that the first half of
-# the layers reads as single bytes: what is lost there hardly matters. SmolLM2 on 2,048 tokens, mean
-# KL from fp32 and equal first choices: no op paired 3.0e-3 and 97.0 %, all of these in all layers
-# 1.7e-4 and 99.7 %, as here 3.8e-4 and 99.1 %, with the second half single instead 1.0e-3 and
-# 98.4 %. That asks for depth: at 18 layers (Gemma 3 270m) the same gives 6.7e-4 and 98.2 %, below
-# the limit. out_residual in pairs too gained nothing worth its time.
-PAIRED_OPS = frozenset({"norm_qkv", "norm_gate_up_act", "down_residual", "final_norm_head"})
-PAIRED_LATE = frozenset({"norm_gate_up_act", "down_residual"})
-DEEP = 24
+PRODUCTS = {  # of quantised weights
+    "int8": _cpu.Products.INT8,
+    "mixed": _cpu.Products.MIXED,
+    "pairs": _cpu.Products.PAIRS,
+    "bf16": _cpu.Products.BF16,
+    "fp32": _cpu.Products.F32,
+}
 
 # Rounding averages out over the width of a model. On 2,048 tokens single bytes miss the project's
 # limits (mean KL 2e-3, 98.5 % equal first choices) at hidden 576 and 640 (SmolLM2: 3.0e-3, 97.0 %;
@@ -54,7 +50,7 @@ NARROW = 768
 ALIGN = 64
 
 Progress = Callable[[int, int], None]
-Act = Literal["auto", "pairs", "int8", "bf16", "fp32"]
+Act = Literal["auto", "mixed", "pairs", "int8", "bf16", "fp32"]
 KvDtype = Literal["auto", "bf16", "int8", "fp32"]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -66,8 +62,8 @@ class CpuOptions:
     """threads: None takes every processor of the affinity mask. kv_bytes: None takes what max_rows
     sequences of max_context tokens need, at most half of the free memory. max_tokens, max_rows:
     per step. max_context: None takes the model's. isa: "auto" or one of octavo.kernels.isas().
-    act: "pairs" (int8 groups of 32 in pairs), "int8" (single ones: faster by a third to a half
-    where arithmetic is the limit, 30 times as far from fp32), "bf16", "fp32", or "auto" (pairs for
+    act: "mixed" (int8 in groups of 32, outliers in two bytes), "pairs" (two bytes throughout: the
+    most exact, twice the products), "int8" (single bytes), "bf16", "fp32", or "auto" (mixed for
     models narrower than NARROW, else int8). kv_dtype: how the cache holds keys and values: "bf16",
     "int8" with a scale for each token and head, "fp32", or "auto" (fp32 with fp32 activations, else
     bf16). pin: bind threads to processors. eager: run the program op by op, for debugging."""
@@ -117,7 +113,7 @@ class CpuExecutor:
             raise EngineError(f"act must be one of {get_args(Act)}, got {options.act!r}")
         config = checkpoint.config
         if options.act == "auto":
-            options = replace(options, act="pairs" if config.hidden_size < NARROW else "int8")
+            options = replace(options, act="mixed" if config.hidden_size < NARROW else "int8")
         if options.kv_dtype == "auto":
             options = replace(options, kv_dtype="fp32" if options.act == "fp32" else "bf16")
         if options.kv_dtype not in KV_DTYPES:
@@ -240,7 +236,7 @@ def _new_executor(config: ModelConfig, options: CpuOptions, capacity: Capacity) 
     native.isa = options.isa
     native.threads = options.threads or _cpu.affinity_count()
     native.pin = options.pin
-    native.products = PRODUCTS.get(options.act, _cpu.Products.INT8)
+    native.products = PRODUCTS[options.act]
     native.kv_type = options.kv_dtype
     native.max_tokens = capacity.max_tokens
     native.max_outputs = capacity.max_outputs
@@ -298,19 +294,6 @@ class _Packer:
         self.progress(self.done, self.total)
 
 
-def paired_instrs(program: Program) -> frozenset[int]:
-    """Which instructions of a program read their int8 activations in pairs where act is "pairs"."""
-    seen: dict[str, int] = {}
-    found = set()
-    layers = sum(instr.op == "down_residual" for instr in program.instrs)
-    half = layers // 2 if layers >= DEEP else 0
-    for index, instr in enumerate(program.instrs):
-        layer = seen[instr.op] = seen.get(instr.op, -1) + 1
-        if instr.op in PAIRED_OPS and (instr.op not in PAIRED_LATE or layer >= half):
-            found.add(index)
-    return frozenset(found)
-
-
 def _load(
     executor: _cpu.Executor,
     checkpoint: Checkpoint,
@@ -324,11 +307,10 @@ def _load(
     for shape, offset in zip(program.values, arena.offsets, strict=True):
         place = (0, 0, 0) if offset is None else (offset.t, offset.s, offset.c)
         executor.add_value(*place, -(-shape.cols * 4 // ALIGN) * ALIGN // 4)
-    paired = paired_instrs(program) if options.act == "pairs" else frozenset()
     packer = _Packer(checkpoint, executor.threads, progress)
     specs = {spec.name: spec for spec in program.weights}
     ropes: dict[Rope, int] = {}
-    for index, instr in enumerate(program.instrs):
+    for instr in program.instrs:
         attrs = dict(instr.attrs)
         rope, heads = attrs.get("rope"), attrs.get("heads")
         if isinstance(rope, Rope) and isinstance(heads, Heads) and rope not in ropes:
@@ -339,11 +321,7 @@ def _load(
             instr.output,
             [p for spec in _matrices(instr, specs) for p in packer.matrix(spec)],
             {key: packer.vector(specs[name]) for key, name in _vectors(instr, specs)},
-            _numbers(attrs, ropes)
-            | {
-                "paired": float(index in paired),
-                "wanted": float(program.values[instr.output].rows == S),
-            },
+            _numbers(attrs, ropes) | {"wanted": float(program.values[instr.output].rows == S)},
         )
     executor.finish(arena.bytes_at(options.max_tokens, options.max_tokens))
     return sum(int(p.nbytes) for parts in packer.packed.values() for p in parts)

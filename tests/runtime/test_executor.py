@@ -135,7 +135,7 @@ def test_digests_choose_what_whole_logits_choose(threads, count, isa):
 @pytest.mark.parametrize("isa", isas())
 @pytest.mark.parametrize(
     "mode",
-    [{}, {"act": "int8"}, {"act": "bf16"}, {"act": "fp32"}, {"kv_dtype": "int8"}],
+    [{}, {"act": "int8"}, {"act": "pairs"}, {"act": "bf16"}, {"act": "fp32"}, {"kv_dtype": "int8"}],
     ids=str,
 )
 def test_every_isa_is_invariant_and_near_the_best(isa, mode, whole):
@@ -157,11 +157,12 @@ def test_pairs_of_int8_rows_are_as_good_as_floats():
     """Also where a fused weight mixes types that read int8 with types that read floats."""
     far = {}
     exact = _whole(small.executor(act="fp32"), TEXT[:100])
-    for act in ("auto", "int8"):
+    for act in ("pairs", "auto", "int8"):
         out = _whole(small.executor(act=act), TEXT[:100])
         far[act] = np.linalg.norm(out - exact) / np.linalg.norm(exact)
-    assert far["auto"] < 0.01
-    assert far["auto"] < 0.7 * far["int8"]
+    assert far["pairs"] < 0.01
+    assert far["pairs"] < 0.7 * far["int8"]
+    assert far["auto"] < far["int8"]  # a narrow model: outliers in two bytes
 
 
 def test_what_a_block_held_before_does_not_matter(whole):

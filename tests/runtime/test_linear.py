@@ -9,7 +9,7 @@ from octavo.kernels import _cpu
 from tests.runtime.blocks import NUMBER, QUANTISED, TYPES, dequantised, group, random_rows
 
 ISAS = _cpu.isas()
-ACTS = ("int8", "pairs", "bf16", "fp32")
+ACTS = ("int8", "mixed", "pairs", "bf16", "fp32")
 # Relative Frobenius error against float64 on the weights as the file defines them.
 GATE = dict.fromkeys(QUANTISED, 1.5e-2) | {"BF16": 4e-3, "F16": 1e-5, "F32": 1e-5}
 
@@ -55,16 +55,16 @@ def test_products_match_float64(name: str, isa: str) -> None:
                 assert error(_cpu.linear(handle, x, isa, "bf16"), exact) <= 4e-3
 
 
-@pytest.mark.parametrize("pair", [False, True])
+@pytest.mark.parametrize("act", ["int8", "mixed", "pairs"])
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", QUANTISED)
-def test_products_of_the_quantised_activations_are_exact(name: str, isa: str, pair: bool) -> None:
+def test_products_of_the_quantised_activations_are_exact(name: str, isa: str, act: str) -> None:
     k = max(group(name) * 2, 576 // group(name) * group(name))
     handle, w = weights(name, 48, k)
     x = tokens(9, k)
-    q, d = _cpu.quantise(x, isa, pair)
+    q, d, _ = _cpu.quantise(x, isa, act)
     exact = (q * np.repeat(d, 32, axis=1).astype(np.float64)) @ w.astype(np.float64).T
-    assert error(_cpu.linear(handle, x, isa, "pairs" if pair else "int8"), exact) <= 1e-5
+    assert error(_cpu.linear(handle, x, isa, act), exact) <= 1e-5
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -86,25 +86,49 @@ def test_quantising_rounds_to_nearest_of_the_largest(isa: str) -> None:
     x = tokens(7, 160)
     x[2, :32] = 0
     x[3, 32:64] = 1e-38
-    q, d = _cpu.quantise(x, isa)
+    q, d, wide = _cpu.quantise(x, isa)
     blocks = x.reshape(7, 5, 32)
     amax = np.abs(blocks).max(axis=2)
     small = amax < 1e-30
     np.testing.assert_allclose(d, np.where(small, 0, amax / 127), rtol=3e-7)
     near = np.where(small[..., None], 0, blocks / np.where(small, 1, amax / 127)[..., None])
     assert np.abs(q.reshape(7, 5, 32) - near).max() <= 0.5001
+    assert not wide.any()
     assert all((_cpu.quantise(x, other)[0] == q).all() for other in ISAS)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_pairs_are_a_255th_as_far_from_what_they_stand_for(isa: str) -> None:
+def test_pairs_have_256_times_the_steps(isa: str) -> None:
     x = tokens(7, 160)
-    q, d = _cpu.quantise(x, isa, True)
+    q, d, wide = _cpu.quantise(x, isa, "pairs")
     blocks = x.reshape(7, 5, 32)
     np.testing.assert_allclose(d, np.abs(blocks).max(axis=2) / 127 / 256, rtol=3e-7)
-    # Rounding leaves half a step, saturating at most one more where it left half of the coarse one.
-    assert np.abs(q.reshape(7, 5, 32) - blocks / d[..., None]).max() <= 1.01
-    assert all((_cpu.quantise(x, other, True)[0] == q).all() for other in ISAS)
+    # Numbers as large as 32,512 meet a float's rounding before their own.
+    assert np.abs(q.reshape(7, 5, 32) - blocks / d[..., None]).max() <= 0.505
+    assert (wide == 255).all()
+    assert all((_cpu.quantise(x, other, "pairs")[0] == q).all() for other in ISAS)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_outliers_have_two_bytes_and_do_not_cost_the_others_theirs(isa: str) -> None:
+    x = tokens(40, 160)
+    x[3, :32] = 0
+    x[4, 8] = 1e30  # the rest of this block is as nothing to it
+    q, d, wide = _cpu.quantise(x, isa, "mixed")
+    quads = np.abs(x.reshape(40, 5, 8, 4)).max(axis=3)
+    limit = 3 * np.minimum(quads[..., :4], quads[..., 4:]).max(axis=2)
+    outside = quads > limit[..., None]
+    assert (wide == (outside << np.arange(8)).sum(axis=2)).all()
+    assert 0.02 < outside.mean() < 0.5
+    body = np.where(outside, 0, quads).max(axis=2)
+    np.testing.assert_allclose(d, np.maximum(body / 127, quads.max(axis=2) / 32512), rtol=3e-7)
+    numbers = q.reshape(40, 5, 8, 4)
+    assert np.abs(numbers[~outside]).max() == 127
+    assert 127 < np.abs(numbers[outside]).max() <= 32513
+    steps = np.where(d > 0, d, 1)[..., None]
+    exact = x.reshape(40, 5, 32) / steps
+    assert np.abs(q.reshape(40, 5, 32) - exact).max() <= 0.505
+    assert all((_cpu.quantise(x, other, "mixed")[0] == q).all() for other in ISAS)
 
 
 @pytest.mark.parametrize("act", ACTS)
@@ -170,5 +194,8 @@ def test_extreme_quants_do_not_saturate(name: str) -> None:
             np.testing.assert_allclose(_cpu.linear(handle, x, isa), exact, rtol=2e-5, atol=1e-4)
             pairs = _cpu.linear(handle, x * np.float32(0.999), isa, "pairs")
             np.testing.assert_allclose(pairs, exact * 0.999, rtol=1e-4, atol=1e-4)
+            far = x * np.where(np.arange(k) % 32 < 16, 256, 1).astype(np.float32)
+            mixed = _cpu.linear(handle, far, isa, "mixed")
+            np.testing.assert_allclose(mixed, far @ w.T, rtol=2e-5, atol=1e-2)
             halves = _cpu.linear(handle, x, isa, "bf16")
             np.testing.assert_allclose(halves, exact, rtol=2e-5, atol=1e-4)

@@ -94,9 +94,9 @@ uint32_t forms(const LinearTable& t, WType type, const std::string& act) {
   if (act == "int8") return t.needs(type, Products::INT8);
   if (act == "bf16") return t.needs(type, Products::BF16);
   if (act == "fp32") return t.needs(type, Products::F32);
-  if (act != "pairs") throw nb::value_error(("no activations '" + act + "'").c_str());
-  const uint32_t needs = t.needs(type, Products::INT8);
-  return needs & ACT_A8 ? needs | ACT_PAIR : needs;
+  if (act == "mixed") return t.needs(type, Products::MIXED);
+  if (act == "pairs") return t.needs(type, Products::PAIRS);
+  throw nb::value_error(("no activations '" + act + "'").c_str());
 }
 
 Floats multiply(const Packed& p, Matrix x, const std::string& isa, const std::string& act,
@@ -125,26 +125,31 @@ Floats multiply(const Packed& p, Matrix x, const std::string& isa, const std::st
   return array2(out, r1 - r0, n);
 }
 
-// The int8 form of x, or that of pairs: quants [rows, k] and scales [rows, ceil(k / 32)].
-nb::tuple quantise(Matrix x, const std::string& isa, bool pair) {
+// x as one of the int8 forms holds it: quants [rows, k], scales [rows, ceil(k / 32)] and the wide
+// quads' bits, likewise.
+nb::tuple quantise(Matrix x, const std::string& isa, const std::string& act) {
   const LinearTable& t = table(isa);
   const int64_t rows = static_cast<int64_t>(x.shape(0)), k = static_cast<int64_t>(x.shape(1));
   const int64_t blocks = (k + 31) / 32;
-  ActsMemory m(rows, k, ACT_A8 | (pair ? ACT_PAIR : 0));
+  ActsMemory m(rows, k, forms(t, WType::Q8_0, act) & (ACT_A8 | ACT_PAIR | ACT_WIDE));
+  const bool pair = m.acts.needs & ACT_PAIR;
+  if (!(m.acts.needs & ACT_A8)) throw nb::value_error("these activations are not int8");
   int32_t* q = new int32_t[static_cast<size_t>(rows * k)];
   float* d = new float[static_cast<size_t>(rows * blocks)];
+  int32_t* wide = new int32_t[static_cast<size_t>(rows * blocks)];
   const Acts& a = m.acts;
   for (int64_t r = 0; r < rows; ++r) {
     t.prepare(a, r, x.data() + r * k);
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t at = (r / a.group * a.blocks + b) * a.group + r % a.group;
       d[r * blocks + b] = a.d[at];
+      wide[r * blocks + b] = pair ? a.wide[at] : 0;
+      const int8_t* low = a.q + (pair ? at / a.group * 2 * a.group + r % a.group : at) * 32;
       for (int64_t i = b * 32; i < std::min(k, b * 32 + 32); ++i)
-        q[r * k + i] = pair ? 256 * a.q[at * 64 + i % 32] + a.q[at * 64 + 32 + i % 32]
-                            : a.q[at * 32 + i % 32];
+        q[r * k + i] = low[i % 32] + (pair ? 256 * low[a.group * 32 + i % 32] : 0);
     }
   }
-  return nb::make_tuple(array2(q, rows, k), array2(d, rows, blocks));
+  return nb::make_tuple(array2(q, rows, k), array2(d, rows, blocks), array2(wide, rows, blocks));
 }
 
 Floats embed(const Packed& p, int64_t id, float scale, const std::string& isa) {
@@ -281,11 +286,13 @@ void bind_linear(nb::module_& m) {
   m.def("unpack", &unpack_rows, "weight"_a, "The rows in the format of their file.");
   nb::enum_<Products>(m, "Products", "How quantised weights are multiplied.")
       .value("INT8", Products::INT8)
+      .value("MIXED", Products::MIXED)
+      .value("PAIRS", Products::PAIRS)
       .value("BF16", Products::BF16)
       .value("F32", Products::F32);
   m.def("linear", &multiply, "weight"_a, "x"_a, "isa"_a = "auto", "act"_a = "int8",
         "part"_a = nb::none(),
-        "x [T, k] times the weight's rows: float32 [T, n]. act: int8, pairs, bf16 or fp32.\n"
+        "x [T, k] times the weight's rows: float32 [T, n]. act: int8, mixed, pairs, bf16 or fp32.\n"
         "part = (panel0, panel1, row0, row1) computes only these. One thread.");
   m.def("time_linear", &time_linear, "weight"_a, "rows"_a, "panels"_a, "threads"_a = 1,
         "seconds"_a = 0.1, "isa"_a = "auto", "act"_a = "int8",
@@ -297,8 +304,9 @@ void bind_linear(nb::module_& m) {
         "isa"_a = "auto", "act"_a = "int8",
         "For benches: seconds of each pass of all threads through all the weights in turn, as a\n"
         "step reads them; rows = 0 only reads.");
-  m.def("quantise", &quantise, "x"_a, "isa"_a = "auto", "pair"_a = false,
-        "x as the int8 products see it: quants [T, k] and scales [T, ceil(k / 32)].");
+  m.def("quantise", &quantise, "x"_a, "isa"_a = "auto", "act"_a = "int8",
+        "x as the products of int8, mixed or pairs see it: quants [T, k], scales [T, ceil(k / 32)]\n"
+        "and which quads of a block are wide, bit by bit, likewise.");
   m.def("embed_row", &embed, "weight"_a, "id"_a, "scale"_a = 1.0f, "isa"_a = "auto",
         "Row `id` dequantised and scaled, float32 [1, k].");
 }

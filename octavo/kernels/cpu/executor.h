@@ -40,7 +40,6 @@ struct OpSpec {
   float eps = 0, scale = 1;
   Act act = Act::Silu;
   bool wanted = false;  // its rows are the step's wanted positions, not all tokens
-  bool paired = false;  // int8 activations as pairs of bytes (ACT_PAIR)
   // Set by finish(): the op that alone reads `out`, if its activations are prepared right here by
   // whoever computes them; and that this op's are given so.
   int32_t passes_to = -1;

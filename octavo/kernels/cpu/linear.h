@@ -12,15 +12,22 @@ namespace octavo {
 // weights' offsets and minima need. Rows are interleaved `group` at a time in blocks of 32 values,
 // so that a tile of rows reads consecutive bytes: element i of block b of row r is at
 // ((r / group * blocks + b) * group + r % group) * 32 + i.
-// With ACT_PAIR a value is two bytes, d * (256 * q[i] + q[32 + i]) with d = amax / 127 / 256: 15
-// bits and a sign, for 9/5 of the time (19/11 where weights have minima), and the sums are of those
-// values.
+// With ACT_PAIR a value may be two bytes, d * (256 * high + q): a block's `group` rows of q are
+// followed by as many of high. `wide` says of each row's block which of its eight quads (the four
+// values that one dot product takes) have a high byte that is not zero; the products of the others
+// are left out, which changes no bit. A quad is wide where its largest magnitude is above
+// OUTLIER times the block's body, and d = (the largest of the rest) / 127, so that a few
+// large values, of which real activations have many, do not cost the others their bits; with
+// ACT_WIDE every quad is wide and d = amax / 127 / 256: 15 bits and a sign throughout. (Outliers kept
+// apart at a higher precision: Dettmers et al., LLM.int8(), 2022; here by quads, found in each row.)
+// The sums are of the whole values.
 // A block that holds a NaN or an infinity becomes d = NaN: its row's outputs are NaN, no other's.
 // Products in bf16 need sums too: weights come as integers plus a constant, which is taken off again.
 struct Acts {
   int64_t rows, k, blocks, group;
   uint32_t needs;
-  int8_t* q;        // ACT_A8 from here: [groups][blocks][group][32], or [64] with ACT_PAIR
+  int8_t* q;        // ACT_A8 from here: [groups][blocks][group][32], with ACT_PAIR [2][group][32]
+  uint8_t* wide;    // ACT_PAIR: [groups][blocks][group]: bit j for quad j
   float* d;         // [groups][blocks][group]
   float* s;         // ACT_S: d * sum(q); without ACT_A8 the sum of h
   float* s16;       // ACT_S16: [groups][blocks][2][group]: the sums of h over each half block
@@ -32,14 +39,15 @@ struct Acts {
   float* f;         // ACT_F32: likewise floats
 };
 
-// Beside ActNeeds: which of ACT_A8's sums are wanted; whether its values are pairs, which is the
-// caller's choice: `needs` never says so, and `linear` reads either.
+// Beside ActNeeds: which of ACT_A8's sums are wanted; whether its values may be pairs of bytes, and
+// whether all of them are.
 constexpr uint32_t ACT_S = 256, ACT_N8 = 512, ACT_N16 = 1024, ACT_N128 = 2048, ACT_N32 = 4096;
-constexpr uint32_t ACT_PAIR = 8192, ACT_S16 = 16384;
+constexpr uint32_t ACT_PAIR = 8192, ACT_S16 = 16384, ACT_WIDE = 32768;
 
-// How quantised weights are multiplied; others are in any case as exact as their own type. BF16:
-// activations keep 8 bits of their own, where int8 has a scale for 32 of them.
-enum class Products : int32_t { INT8, BF16, F32 };
+// How quantised weights are multiplied; others are in any case as exact as their own type. MIXED is
+// INT8 with ACT_PAIR, PAIRS with ACT_WIDE too. BF16: activations keep 8 bits of their own, where
+// int8 has a scale for 32 of them.
+enum class Products : int32_t { INT8, MIXED, PAIRS, BF16, F32 };
 
 constexpr int64_t MAX_GROUP = 16;
 

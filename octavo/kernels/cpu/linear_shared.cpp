@@ -19,6 +19,7 @@ size_t lay_out(Acts& a, uint8_t* mem) {
   };
   const bool a8 = a.needs & ACT_A8;
   plane(a.q, blocks * (a.needs & ACT_PAIR ? 64 : 32), a8);
+  plane(a.wide, blocks, a.needs & ACT_PAIR);
   plane(a.d, blocks, a8);
   plane(a.s, blocks, a.needs & ACT_S);
   plane(a.s16, blocks * 2, a.needs & ACT_S16);
@@ -36,8 +37,7 @@ Acts shape(int64_t rows, int64_t k, uint32_t needs) {
   a.rows = rows;
   a.k = k;
   a.blocks = (k + 63) / 64 * 2;
-  const int64_t most = needs & ACT_PAIR ? MAX_GROUP / 2 : MAX_GROUP;
-  a.group = rows < 1 ? 1 : rows < most ? rows : most;
+  a.group = rows < 1 ? 1 : rows < MAX_GROUP ? rows : MAX_GROUP;
   a.needs = needs;
   return a;
 }

@@ -185,6 +185,17 @@ OCTAVO_INLINE float hmin(F x) {
   q = _mm_min_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_min_ss(q, _mm_movehdup_ps(q)));
 }
+OCTAVO_INLINE __m256i max_quads256(__m256i x) {
+  x = _mm256_max_epi32(x, _mm256_shuffle_epi32(x, 0x4e));
+  return _mm256_max_epi32(x, _mm256_shuffle_epi32(x, 0xb1));
+}
+OCTAVO_INLINE I max_quads(I x) { return {max_quads256(x.a), max_quads256(x.b)}; }
+OCTAVO_INLINE I max_across(I x) {
+  const __m256i h = _mm256_max_epi32(x.a, x.b);
+  const __m256i all = _mm256_max_epi32(h, _mm256_permute2x128_si256(h, h, 1));
+  return {all, all};
+}
+OCTAVO_INLINE int32_t first(I x) { return _mm_cvtsi128_si32(_mm256_castsi256_si128(x.a)); }
 OCTAVO_INLINE int32_t hsum(I x) {
   __m256i h = _mm256_add_epi32(x.a, x.b);
   __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
@@ -254,6 +265,13 @@ OCTAVO_INLINE Sums store_i8_sums(int8_t* p, I x, I y) {
   const __m128i a = _mm256_castsi256_si128(s), b = _mm256_extracti128_si256(s, 1);
   const __m128i t = _mm_add_epi32(_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b));
   return {_mm_cvtsi128_si32(t) - 2048, _mm_extract_epi32(t, 2) - 2048};
+}
+
+OCTAVO_INLINE Sums store_i16_split(int8_t* low, int8_t* high, I x, I y) {
+  const I half = set1(int32_t{128}), hx = shr<8>(add(x, half)), hy = shr<8>(add(y, half));
+  store_i8_sums(high, hx, hy);
+  store_i8_sums(low, sub(x, shl<8>(hx)), sub(y, shl<8>(hy)));
+  return {hsum(x), hsum(y)};
 }
 
 // 2^(n/2) twice: one factor alone would leave the range of exponents before the product does.

@@ -10,6 +10,9 @@
 //   add sub mul min max and_ or_ xor_ shl<n> shr<n> (signed) shru<n>        I (mul: low 32 bits)
 //     min(a, b) = a < b ? a : b, max(a, b) = a > b ? a : b: if either is NaN the result is b
 //   hsum hmax hmin (F), hsum (I)        one fixed tree: 16 -> 8 (i, i+8) -> 4 -> 2 -> 1
+//   max_quads(I)                        in each lane the largest of its four (4i..4i+3)
+//   max_across(I)                       in each lane the largest of lanes i, i+4, i+8 and i+12
+//   first(I)                            lane 0
 //   lt le gt ge eq ne (F), lt gt eq (I) M; NaN compares false, ne true
 //   and_ or_ not_ first_n(n) bits(m) any(m) all(m)       bits: lane i is bit i
 //   select(m, a, b) = m ? a : b         F, I
@@ -19,6 +22,8 @@
 //   store_bf16(p, F)  store_bf16_n(p, F, n)   round to nearest even, NaN stays NaN
 //   load_i8(p) load_u8(p) -> I          store_i8(p, I) saturates
 //   store_i8_sums(p, I a, I b)          both, saturated, to p[0..31]; {first, second}: their sums
+//   store_i16_split(low, high, I a, I b)  numbers in [-32640, 32639] as 256 * high + low, 32 bytes
+//                                       each; {first, second}: their sums
 //   exp_(F)                             relative error <= 2e-7; exp(-inf) = 0, exp(NaN) = NaN
 //   exp2_(F)                            2^x for x < 128, likewise
 //   dot_u8s8(I acc, B w, quad)          lane i: acc + sum over j<4 of u8 w[4i+j] * s8 quad[j],
@@ -158,6 +163,15 @@ OCTAVO_INLINE float hmin(F a) {
   q = _mm_min_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_min_ss(q, _mm_movehdup_ps(q)));
 }
+OCTAVO_INLINE I max_quads(I a) {
+  const I b = max(a, I{_mm512_shuffle_epi32(a.v, _MM_PERM_BADC)});
+  return max(b, I{_mm512_shuffle_epi32(b.v, _MM_PERM_CDAB)});
+}
+OCTAVO_INLINE I max_across(I a) {
+  const I b = max(a, I{_mm512_shuffle_i32x4(a.v, a.v, _MM_PERM_BADC)});
+  return max(b, I{_mm512_shuffle_i32x4(b.v, b.v, _MM_PERM_CDAB)});
+}
+OCTAVO_INLINE int32_t first(I a) { return _mm_cvtsi128_si32(_mm512_castsi512_si128(a.v)); }
 OCTAVO_INLINE int32_t hsum(I a) {
   __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(a.v), _mm512_extracti64x4_epi64(a.v, 1));
   __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
@@ -209,6 +223,20 @@ OCTAVO_INLINE Sums store_i8_sums(int8_t* p, I a, I b) {
   const __m256i q = _mm256_set_m128i(_mm512_cvtsepi32_epi8(b.v), _mm512_cvtsepi32_epi8(a.v));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), q);
   return sums_i8(q);
+}
+
+OCTAVO_INLINE Sums store_i16_split(int8_t* low, int8_t* high, I a, I b) {
+  const __m512i v = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a.v)),
+                                       _mm512_cvtepi32_epi16(b.v), 1);
+  const __m512i h = _mm512_srai_epi16(_mm512_add_epi16(v, _mm512_set1_epi16(128)), 8);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_cvtepi16_epi8(v));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_cvtepi16_epi8(h));
+  const __m512i two = _mm512_madd_epi16(v, _mm512_set1_epi16(1));
+  const __m256i p = _mm512_castsi512_si256(two), q = _mm512_extracti64x4_epi64(two, 1);
+  const __m256i s = _mm256_add_epi32(_mm256_unpacklo_epi32(p, q), _mm256_unpackhi_epi32(p, q));
+  const __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+  return {_mm_cvtsi128_si32(t) + _mm_extract_epi32(t, 2),
+          _mm_extract_epi32(t, 1) + _mm_extract_epi32(t, 3)};
 }
 
 // exp(x) = 2^n * p(r), r = x - n ln 2 in two steps, p of degree 5 with p(0) = 1.

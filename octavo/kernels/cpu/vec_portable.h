@@ -193,6 +193,18 @@ template <class V, class Fn> OCTAVO_INLINE auto fold(Four<V> x, Fn f) {
 OCTAVO_INLINE float hsum(F x) { return fold(x, [](F4 a, F4 b) { return a + b; }); }
 OCTAVO_INLINE float hmax(F x) { return fold(x, [](F4 a, F4 b) { return a > b ? a : b; }); }
 OCTAVO_INLINE float hmin(F x) { return fold(x, [](F4 a, F4 b) { return a < b ? a : b; }); }
+OCTAVO_INLINE I max_quads(I x) {
+  return map<I>(x, [](I4 a) {
+    const I4 b = {a[2], a[3], a[0], a[1]}, c = a > b ? a : b;
+    const I4 d = {c[1], c[0], c[3], c[2]};
+    return c > d ? c : d;
+  });
+}
+OCTAVO_INLINE I max_across(I x) {
+  const I4 a = x.q0 > x.q1 ? x.q0 : x.q1, b = x.q2 > x.q3 ? x.q2 : x.q3, c = a > b ? a : b;
+  return {{c, c, c, c}};
+}
+OCTAVO_INLINE int32_t first(I x) { return x.q0[0]; }
 OCTAVO_INLINE int32_t hsum(I x) {
   return fold(x, [](I4 a, I4 b) { return (I4)((U4)a + (U4)b); });
 }
@@ -263,6 +275,15 @@ OCTAVO_INLINE Sums store_i8_sums(int8_t* p, I x, I y) {
     s.second += p[i + 16];
   }
   return s;
+}
+
+OCTAVO_INLINE Sums store_i16_split(int8_t* low, int8_t* high, I x, I y) {
+  const I half = set1(int32_t{128}), hx = shr<8>(add(x, half)), hy = shr<8>(add(y, half));
+  store_i8(high, hx);
+  store_i8(high + 16, hy);
+  store_i8(low, sub(x, shl<8>(hx)));
+  store_i8(low + 16, sub(y, shl<8>(hy)));
+  return {hsum(x), hsum(y)};
 }
 
 // 2^(n/2) twice: one factor alone would leave the range of exponents before the product does.
