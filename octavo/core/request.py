@@ -27,6 +27,7 @@ BlockHash = NewType("BlockHash", bytes)
 MAX_TOP_LOGPROBS = 20
 MAX_SLO = 86_400.0
 EXPIRED = "expired: its deadline passed before it could be started"
+NO_WAY = "no way on: "  # an error that begins so is the request's own doing
 NO_DRAFT: array[int] = array("i")
 
 

@@ -489,7 +489,7 @@ class Scheduler:
                 try:
                     wants = self._wants(seq, start, end)
                 except Exception as error:  # a watcher's: it fails this sequence alone
-                    self._events.append(self._fail(seq, f"watcher: {error!r}", plan.now))
+                    self._events.append(self._fail(seq, _blamed(error), plan.now))
                     continue
             seq.num_scheduled = end
             row = (seq.id, start, seq.tokens[start:end], seq.block_table, wants)
@@ -688,7 +688,7 @@ class Scheduler:
             try:
                 kept, finish = _advance(seq.watcher, chosen)
             except Exception as error:
-                return self._fail(seq, f"watcher: {error!r}", now)
+                return self._fail(seq, _blamed(error), now)
             if not kept:
                 chosen = logprobs = ()
         if seq.first_token is None:
@@ -942,6 +942,11 @@ def _after(spec: SampleSpec, guesses: array[int], may_stop: bool) -> SampleSpec:
         history=None if spec.history is None else spec.history + guesses,
         suppress=() if may_stop else spec.suppress,
     )
+
+
+def _blamed(error: Exception) -> str:
+    """What is said of a sequence whose watcher raised: what it refuses is its request's affair."""
+    return str(error) if isinstance(error, InvalidRequest) else f"watcher: {error!r}"
 
 
 def _advance(watcher: Watcher, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:

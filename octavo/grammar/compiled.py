@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from octavo.core.request import FinishReason, StructuredOutputs, Watcher
+from octavo.core.request import NO_WAY, FinishReason, StructuredOutputs, Watcher
 from octavo.errors import InvalidRequest
 from octavo.grammar.trial import TooSlow, Trial
 from octavo.grammar.worker import LIMITS
@@ -171,7 +171,7 @@ class GrammarWatcher:
         self._mask = None
         for index, token in enumerate(tokens):
             if not self._matcher.consume_token(token):
-                raise RuntimeError(f"the grammar failed: {self._matcher.get_error()}")
+                raise InvalidRequest(f"{NO_WAY}the grammar failed: {self._matcher.get_error()}")
             if self._matcher.is_stopped():
                 return index + 1, FinishReason.STOP
         return len(tokens), None
@@ -204,7 +204,7 @@ class GrammarWatcher:
     def _computed(self) -> bytes:
         mask: bytes = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise RuntimeError(f"the grammar failed: {self._matcher.get_error()}")
+            raise InvalidRequest(f"{NO_WAY}the grammar failed: {self._matcher.get_error()}")
         return mask
 
 

@@ -50,7 +50,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from octavo.core.batch import Batch, Row, RowResult, SampleSpec, Want
-from octavo.core.request import SamplingParams, TokenLogprob
+from octavo.core.request import NO_WAY, SamplingParams, TokenLogprob
 from octavo.errors import InvalidRequest
 
 ROW_BYTES = 128
@@ -73,7 +73,7 @@ _SCORE_HEAD = _HEAD.pack(-1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0, -1, 0)
 _ERRORS = {
     1: "the model's logits hold NaN (token {0})",
     2: "a logit is infinite (token {0})",
-    3: "no token may be chosen: all are masked, banned or impossible",
+    3: NO_WAY + "no token may be chosen: all are masked, banned or impossible",
     4: "token id {0} is beyond the model's vocabulary",
     5: "the grammar's mask has {0} bytes, too few for the model's vocabulary",
 }

@@ -134,7 +134,8 @@ class Keys:
                     f"{path}, line {number}: want NAME KEY or KEY, {MIN_KEY} characters or more",
                     "api_key_file",
                 )
-            name = words[0] if len(words) == 2 else f"key-{number}"
+            # Not by its line: after a reload that would be another key's name, and what it kept.
+            name = words[0] if len(words) == 2 else f"key-{_digest(words[0]).hex()[:8]}"
             keys.append(_key(name, words[-1], options, f"{path}, line {number}"))
         if not keys:
             raise InvalidRequest(f"{path} has no keys", "api_key_file")

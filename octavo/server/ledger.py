@@ -184,25 +184,32 @@ class Ledger:
 
     def _conclude(self, batch: Batch, status: str) -> None:
         now = seconds_now(self._clock)
-        output = self._written(batch, (DONE,), status, now)
-        error = self._written(batch, (FAILED, WAITING), status, now)
-        self._store.conclude(
-            batch.id,
-            [made for made in (output, error) if made is not None],
-            **{status: now},
-            status=status,
-            output=output[0].id if output else None,
-            error=error[0].id if error else None,
-        )
+        made: list[tuple[StoredFile, Path] | None] = []
+        try:
+            made.append(self._written(batch, (DONE,), status, now))
+            made.append(self._written(batch, (FAILED, WAITING), status, now))
+            output, error = (None if one is None else one[0].id for one in made)
+            files = [one for one in made if one is not None]
+            values = {status: now, "status": status, "output": output, "error": error}
+            self._store.conclude(batch.id, files, **values)
+        except BaseException:  # a full disk, say: it is tried again, and must not fill it further
+            for file, part in filter(None, made):
+                part.unlink(missing_ok=True)
+                self._store.path(file.id).unlink(missing_ok=True)
+            raise
 
     def _written(
         self, batch: Batch, states: tuple[int, ...], status: str, now: int
     ) -> tuple[StoredFile, Path] | None:
         """A file of results; None if there are none."""
         part, size = self._store.part(), 0
-        with open(part, "wb") as out:
-            for row in self._store.rows(batch.id, states):
-                size += out.write(_result(batch.id, row, status) + b"\n")
+        try:
+            with open(part, "wb") as out:
+                for row in self._store.rows(batch.id, states):
+                    size += out.write(_result(batch.id, row, status) + b"\n")
+        except BaseException:
+            part.unlink()
+            raise
         if not size:
             part.unlink()
             return None

@@ -38,6 +38,8 @@ def reply_json(value: Any, status: int = 200, headers: dict[str, str] | None = N
 
 def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
     """(status, OpenAI's error object). What is not ours is logged and not shown."""
+    if isinstance(error, RecursionError):  # only what strangers nest goes so deep
+        error = InvalidRequest("the body is nested too deeply")
     param = getattr(error, "param", None)
     code: str | None
     if isinstance(error, UnknownModel | NotFound):

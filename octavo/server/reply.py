@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from octavo.core.request import EXPIRED, Event, FinishReason, Request, TokenLogprob
-from octavo.errors import EngineError, Unattainable
+from octavo.core.request import EXPIRED, NO_WAY, Event, FinishReason, Request, TokenLogprob
+from octavo.errors import EngineError, InvalidRequest, Unattainable
 from octavo.server.parsing import Called, Delta, Parser, Said, Thought
 from octavo.server.problems import envelope
 from octavo.text import OutputText, Tokenizer
@@ -139,6 +139,9 @@ class Choice:
     def _text_of(self, event: Event) -> str:
         if event.error == EXPIRED:
             raise Unattainable(EXPIRED, 1.0)
+        if event.error is not None and event.error.startswith(NO_WAY):
+            held = self.request.params.structured_outputs
+            raise InvalidRequest(event.error, None if held is None else held.param)
         if event.error is not None or event.finish in (FinishReason.ERROR, FinishReason.ABORT):
             raise EngineError(event.error or "the request was aborted")
         self.num_cached = max(self.num_cached, event.num_cached)

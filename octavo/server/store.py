@@ -196,10 +196,11 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield self._db
+            self._db.execute("COMMIT")  # where a full disk may show
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # some errors roll back by themselves
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def _tidy(self) -> None:
         """Bytes without a row are of uploads and results that were never finished."""
@@ -223,8 +224,12 @@ class Store:
         with open(part, "rb") as handle:
             os.fsync(handle.fileno())
         part.rename(self.path(file.id))
-        with self._all() as db:
-            _insert(db, "files", file)
+        try:
+            with self._all() as db:
+                _insert(db, "files", file)
+        except BaseException:
+            self.path(file.id).unlink()
+            raise
 
     def file(self, file_id: str, owner: str) -> StoredFile | None:
         found = self._db.execute(

@@ -179,7 +179,7 @@ def test_an_end_token_ends_a_text_that_could_go_on(grammars: Grammars) -> None:
 
 def test_a_token_against_the_grammar_is_an_error_of_this_sequence(grammars: Grammars) -> None:
     one, other = watcher(grammars, regex="ab"), watcher(grammars, regex="ab")
-    with pytest.raises(RuntimeError, match="grammar failed"):
+    with pytest.raises(InvalidRequest, match="grammar failed"):
         one.advance(b"x")
     assert other.advance(b"ab") == (2, FinishReason.STOP)
 

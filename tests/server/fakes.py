@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from octavo.core.batch import Batch, Row, RowResult, SampleSpec, StepResult, Want
 from octavo.core.executor import Capacity
-from octavo.core.request import SamplingParams, TokenLogprob
+from octavo.core.request import NO_WAY, SamplingParams, TokenLogprob
 
 BOS, EOS, ROLE, END, BOOM = 256, 257, 258, 259, 260
 WORDS = (b" the", b" cat", b" sat", b"ing", b"\n", "é".encode(), "🙂".encode(), b"STOP")
@@ -110,7 +110,7 @@ def choose(state: int, last: int, spec: SampleSpec, mask: bytes | None = None) -
         on = [token for token in range(VOCAB) if mask[token >> 3] >> (token & 7) & 1]
         on = [token for token in on if token not in params.banned_token_ids]
         if not on:
-            raise ValueError("no token is allowed")
+            raise ValueError(NO_WAY + "no token is allowed")
         # Mostly to an end where there is one, or random JSON never ends.
         ends = [token for token in on if token in (EOS, ord('"'), ord("}"), ord("]"))]
         on = ends if ends and value % 8 else on

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import socket
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,10 +16,12 @@ import httpx
 import openai
 import pytest
 
+from octavo.config import ServerConfig
 from octavo.core.offline import behind
 from octavo.core.policy import fcfs
+from octavo.server.ledger import Ledger
 from octavo.server.shift import Shift
-from octavo.server.store import Batch, Row, Settled, Store, StoredFile
+from octavo.server.store import Batch, Page, Row, Settled, Store, StoredFile
 from tests.server.fakes import FakeExecutor
 from tests.server.house import House, chat, completion, outside
 
@@ -512,4 +516,36 @@ def test_a_result_is_kept_once(tmp_path: Path) -> None:
     batch = store.batch("batch_1", "")
     assert batch is not None
     assert (batch.num_done, batch.output_tokens) == (1, 2)
+    store.close()
+
+
+def test_a_full_disk_loses_nothing_and_is_not_filled_further(tmp_path: Path) -> None:
+    """Files may not grow beyond a limit: SQLite and writes fail as they do on a full disk."""
+    store = Store(tmp_path)
+    batch = Batch("b1", "", "", CHAT, "f1", "24h", None, 0, 10**10, status="in_progress")
+    store.add_batch(batch)
+    rows = [Row(i, f"r{i}", b"{}") for i in range(1, 65)]
+    store.fill("b1", rows)
+    result = b'"' + b"x" * 10_000 + b'"'
+    for row in rows[:32]:
+        assert store.settle("b1", row.line, Settled(200, result))
+    ledger = Ledger(store, ServerConfig())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    try:
+        for _ in range(3):
+            with pytest.raises((OSError, sqlite3.OperationalError)):
+                ledger._conclude(batch, "completed")
+            with pytest.raises(sqlite3.OperationalError):
+                store.settle("b1", 40, Settled(200, result))
+        assert not list(store.bytes.iterdir())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    for row in rows[32:]:
+        assert store.settle("b1", row.line, Settled(200, result))
+    ledger._conclude(batch, "completed")
+    (over,) = store.batches("", Page())
+    assert over.status == "completed"
+    assert over.num_done == 64
+    assert len(list(store.bytes.iterdir())) == 1
     store.close()

@@ -355,3 +355,17 @@ async def test_a_header_asks_for_less_never_for_more() -> None:
 def test_no_time_at_all_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="timeout"):
         ServerConfig(timeout=0.0)
+
+
+async def test_a_nameless_key_is_no_other_one_after_a_line_is_added(tmp_path: Path) -> None:
+    """Keys by their lines' numbers would inherit what another key kept."""
+    path = keyed(tmp_path, ALICE, BOB)
+    house = House(api_key_file=path)
+    async with inside(house) as by:
+        body = {"model": "fake", "input": "mine"}
+        kept = (await by.post("/v1/responses", json=body, headers=bearer(BOB))).json()["id"]
+        keyed(tmp_path, ROOT, ALICE, BOB)
+        house.app.reload()
+        for key, status in ((ALICE, 404), (BOB, 200), (ROOT, 404)):
+            for url in (f"/v1/responses/{kept}", f"/v1/requests/{kept}/trace"):
+                assert (await by.get(url, headers=bearer(key))).status_code == status

@@ -126,4 +126,5 @@ def test_neighbours_get_what_they_get_without_it() -> None:
     bad = [chat(response_format=FORMAT), impossible, chat(response_format=slow)]
     answers = post(*bad, *others, executor=FakeExecutor(seconds=0.001))
     assert [answer.json()["choices"] for answer in answers[3:]] == alone
-    assert [answer.status_code for answer in answers[:3]] == [200, 500, 400]
+    assert [answer.status_code for answer in answers[:3]] == [200, 400, 400]
+    assert answers[1].json()["error"]["param"] == "structured_outputs"

@@ -372,3 +372,17 @@ def test_an_effort_needs_a_template_that_knows_it() -> None:
     none, low = post(house("x"), chat(reasoning_effort="none"), chat(reasoning_effort="low"))
     assert none.status_code == 200
     assert (low.status_code, low.json()["error"]["param"]) == (400, "reasoning_effort")
+
+
+def test_no_depth_of_parameters_is_a_fault_of_ours() -> None:
+    """What can just be read may be too deep to write, for a template or a grammar."""
+    text = json.dumps(asked(tools=[tool("f", {"deep": 0})], max_tokens=1))
+    bodies = [text.replace("0}", '{"a":' * n + "{}" + "}" * n + "}", 1) for n in range(960, 1000)]
+    built = house()
+
+    async def run() -> list[int]:
+        async with inside(built) as client:
+            path = "/v1/chat/completions"
+            return [(await client.post(path, content=body)).status_code for body in bodies]
+
+    assert set(asyncio.run(run())) == {400}  # too long for the context, or too deep
