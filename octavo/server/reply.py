@@ -257,6 +257,7 @@ class Reply:
                 self.choices.append(choice)
         self.open_choices = len(self.choices)
         self.shape = shape(asked, len(self.choices))
+        self._unsent: list[bytes] = []  # made by a `feed` that raised: its events are numbered
 
     def start(self) -> bytes:
         """What a stream begins with, when the engine has taken the request."""
@@ -267,7 +268,7 @@ class Reply:
 
         Raises `EngineError` if a choice failed or was aborted.
         """
-        out = []
+        out = self._unsent
         for index, event in news:
             choice = self.choices[index]
             deltas = choice.take(event)
@@ -279,6 +280,7 @@ class Reply:
                 choice.keep(deltas)
         if self.asked.stream and self.open_choices == 0:
             out.append(self.shape.last(self))
+        self._unsent = []
         return b"".join(out)
 
     def _pieces(self, choice: Choice, deltas: Iterable[Delta]) -> bytes:
@@ -309,7 +311,7 @@ class Reply:
 
     def failure(self, error: Exception) -> bytes:
         """The last event of a stream that fails when its status is out."""
-        return self.shape.failure(*envelope(error))
+        return b"".join(self._unsent) + self.shape.failure(*envelope(error))
 
     def whole(self) -> bytes:
         """The answer as one JSON object, when all choices have ended."""

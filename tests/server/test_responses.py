@@ -13,8 +13,11 @@ import jsonschema
 import openai
 import pytest
 
-from octavo.core.request import SamplingParams
+from octavo.core.request import NO_WAY, Event, FinishReason, SamplingParams
+from octavo.errors import InvalidRequest
 from octavo.server.dialect import Dialect
+from octavo.server.reply import Asked, Head, Reply
+from octavo.server.responses_shape import ResponsesShape
 from octavo.server.responses_store import Kept, Shelf
 from tests.server.fakes import FakeExecutor, FakeTokenizer, expected, expected_text, fake_template
 from tests.server.house import House, chat, inside, outside
@@ -399,3 +402,18 @@ def test_a_call_may_be_forced_and_a_schema_held_to() -> None:
         assert bad.value.param == "tools[0].name"
 
     with_client(tools_house(port=0), work)
+
+
+def test_what_came_with_a_fault_is_sent_before_it() -> None:
+    door = House().app.service.served.door
+    request = door.request("r", [97], SamplingParams(max_tokens=9), arrival=0.0)
+    asked = Asked(Head("id", 0, "fake", "fp"), FakeTokenizer(), stream=True)
+    reply = Reply(asked, lambda asked, _: ResponsesShape(asked, {}, lambda _: None), [request])
+    sent = reply.start()
+    fault = Event("r", 0, finish=FinishReason.ERROR, error=NO_WAY + "no token is allowed")
+    with pytest.raises(InvalidRequest) as caught:
+        reply.feed([(0, Event("r", 0, (98,))), (0, fault)])
+    events = [data for _, data in typed((sent + reply.failure(caught.value)).decode())]
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    assert [e["delta"] for e in events if "delta" in e] == ["b"]
+    assert events[-1]["type"] == "response.failed"
