@@ -60,7 +60,7 @@ def grammar_of(kind: str, text: str, strict: bool) -> str:
 
 
 def _quoted(word: str) -> str:
-    return json.dumps(word, ensure_ascii=False)
+    return json.dumps(word, ensure_ascii=False).replace("\x7f", r"\x7f")  # no letter of Lark's
 
 
 def _anchored(regex: str) -> str:

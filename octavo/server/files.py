@@ -69,7 +69,7 @@ def page_of(request: Request, most: int) -> Page:
     """`limit`, `after` and `order` of a list. Raises `InvalidRequest`."""
     query = request.query_params
     limit, order = query.get("limit", "20"), query.get("order", "desc")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= most):
+    if not (limit.isascii() and limit.isdecimal() and len(limit) < 9 and 1 <= int(limit) <= most):
         raise InvalidRequest(f"limit must be an integer in [1, {most}]", "limit")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", "order")

@@ -101,7 +101,7 @@ def test_a_pattern_matches_the_whole_text(grammars: Grammars, pattern: str, seed
 
 
 def test_a_choice_is_one_of_its_texts_whatever_they_hold(grammars: Grammars) -> None:
-    words = ("yes", "yes, but", 'a "b"\n', "é\u2028", "back\\slash", "/regex/", "<s>", " ")
+    words = ("yes", "yes, but", 'a "b"\n', "é\u2028", "back\\slash", "/regex/", "<s>", " ", "\x7f")
     found = {written(watcher(grammars, choice=words), seed)[0] for seed in range(80)}
     assert found == set(words)
 

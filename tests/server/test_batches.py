@@ -319,6 +319,8 @@ def test_files_are_listed_paged_and_deleted(tmp_path: Path) -> None:
         assert page["has_more"]
         assert page["last_id"] == page["data"][1]["id"]
         assert not by.files.list(purpose="batch_output").data
+        for limit in ("0", "1" + "0" * 30, "000000001" + "0" * 30):
+            assert httpx.get(f"{standing.url}/v1/files?limit={limit}").status_code == 400
         assert by.files.delete(made[0].id).deleted
         with pytest.raises(openai.NotFoundError):
             by.files.retrieve(made[0].id)
