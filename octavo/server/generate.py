@@ -64,7 +64,8 @@ class Generate:
             ticket = service.admission.enter(key.name if key else "", len(data), asked, arrival)
             service.occupancy.enter()
             try:
-                job = await parsed(service, self._parse, data, Visit(key, arrival, asked))
+                visit = Visit(key, arrival, asked)
+                job = await parsed(service, self._parse, data, visit, receive)
                 lease.reserve(job.requests)
                 exchange = self._admitted(job, ticket, trace)
                 try:
@@ -85,15 +86,34 @@ class Generate:
         return exchange
 
 
-async def parsed(service: Service, parse: Parse, data: bytes, visit: Visit) -> Job:
-    """The job of a body, parsed where that holds nobody up. Raises what `parse` does."""
+async def parsed(
+    service: Service, parse: Parse, data: bytes, visit: Visit, receive: Receive | None = None
+) -> Job:
+    """The job of a body, parsed where that holds nobody up. Raises what `parse` does, and HTTP 499
+    if the client left before: in a queue of slow grammars nobody keeps a place for those."""
     compiles = any(word in data for word in GRAMMAR)
     # A name may be escaped too: such a body must not hold up the event loop either.
     if len(data) <= INLINE_BODY and not compiles and b"\\u" not in data:
         return parse(service, data, visit)
     pool = service.compilers if compiles else service.parsers
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(pool, parse, service, data, visit)
+    job = loop.run_in_executor(pool, parse, service, data, visit)
+    if receive is None:
+        return await job
+    left = loop.create_task(_left(receive))
+    try:
+        await asyncio.wait((job, left), return_when=asyncio.FIRST_COMPLETED)
+        if job.done():
+            return job.result()
+        raise HTTPException(499, "the client left")
+    finally:
+        left.cancel()
+        job.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _limited(

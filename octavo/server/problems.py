@@ -95,6 +95,7 @@ _CODES = {
     404: "not_found",
     405: "method_not_allowed",
     413: "body_too_large",
+    499: "client_left",
 }
 
 

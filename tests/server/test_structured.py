@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 
 from tests.server.fakes import FakeExecutor
-from tests.server.house import House, chat, completion, events, inside
+from tests.server.house import House, chat, completion, events, inside, outside
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -128,3 +133,34 @@ def test_neighbours_get_what_they_get_without_it() -> None:
     assert [answer.json()["choices"] for answer in answers[3:]] == alone
     assert [answer.status_code for answer in answers[:3]] == [200, 400, 400]
     assert answers[1].json()["error"]["param"] == "structured_outputs"
+
+
+def test_who_left_in_the_queue_of_grammars_holds_no_place() -> None:
+    house, free = House(port=0), threading.Event()
+    data = json.dumps(chat(response_format=FORMAT)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+    service = house.app.service
+    with outside(house):
+        for _ in range(2):  # its threads
+            service.compilers.submit(free.wait)
+        sockets = [
+            socket.create_connection(("127.0.0.1", int(house.url.rpartition(":")[2])))
+            for _ in range(3)
+        ]
+        try:
+            for one in sockets:
+                one.sendall(head.encode() + data)
+            assert eventually(lambda: service.occupancy.live == 3)
+            for one in sockets:
+                one.close()
+            assert eventually(lambda: service.occupancy.live == 0)
+        finally:
+            free.set()
+        assert httpx.post(house.url + "/v1/chat/completions", content=data).status_code == 200
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 5.0
+    while not true() and time.monotonic() < end:
+        time.sleep(0.005)
+    return true()
