@@ -12,7 +12,7 @@ namespace {
 
 // Up to this many rows every thread prepares all activations for itself: cheaper than a barrier.
 constexpr int64_t REDUNDANT_ROWS = 4;
-constexpr int64_t PREPARE_ROWS = 8;  // rows of one group of Acts share cache lines
+constexpr int64_t PREPARE_ROWS = MAX_GROUP;  // rows of one group of Acts share cache lines
 constexpr int64_t TILE_FLOATS = 32 << 10;
 constexpr int64_t SMALL_ROWS = 64;  // one block of rows
 constexpr int64_t CHUNK_PANELS = 8;
