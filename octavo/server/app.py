@@ -82,7 +82,7 @@ class App:
         keys: Keys,
         admission: Admission,
     ) -> None:
-        self.service = service = Service(served, driver, config, metrics, admission)
+        self.service = service = Service(served, driver, config, metrics, admission, keys)
         self.keys = keys
         self.cors = Cors(config.cors_origin)
         driver.ended.append(service.ended)

@@ -155,6 +155,10 @@ class Keys:
         """Shares by name, of those that are not 1."""
         return {key.name: key.weight for key in self._keys if key.weight != 1.0}
 
+    def known(self, digest: bytes) -> Key | None:
+        """The key of that digest, as the file has it now."""
+        return next((key for key in self._keys if key.digest == digest), None)
+
     def find(self, authorization: str) -> Key | None:
         """The key of an `Authorization: Bearer` header. Takes as long for any wrong key."""
         scheme, _, given = authorization.partition(" ")

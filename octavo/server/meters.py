@@ -138,6 +138,11 @@ class Lease:
         meter.tokens.take(need, now)
         self._reserved = need
 
+    def withdraw(self) -> None:
+        """It was not served and will come again by itself: it was no request yet."""
+        if self._meter is not None and self._meter.requests is not None:
+            self._meter.requests.take(-1.0, self._meter.clock())
+
     def __enter__(self) -> Lease:
         return self
 

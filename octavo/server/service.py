@@ -15,6 +15,7 @@ from octavo.core.stats import Timing
 from octavo.core.steptime import Coefficients
 from octavo.door import Door
 from octavo.errors import Overloaded, UnknownModel
+from octavo.server.auth import Keys
 from octavo.server.deadlines import Deadlines
 from octavo.server.dialect import PLAIN, Dialect
 from octavo.server.driver import Driver
@@ -97,8 +98,10 @@ class Service:
         config: ServerConfig,
         metrics: Metrics,
         admission: Admission,
+        keys: Keys,
     ) -> None:
         self.served = served
+        self.keys = keys
         self.driver = driver
         self.config = config
         self.metrics = metrics

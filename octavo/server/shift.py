@@ -19,13 +19,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 
 import msgspec
 from starlette.types import Message
 
 from octavo.core.request import NO_SLO, Tier
 from octavo.core.request import Request as EngineRequest
-from octavo.errors import EngineError, Overloaded, Unsupported
+from octavo.errors import EngineError, Overloaded, TenantLimit, Unsupported
 from octavo.server.auth import Key
 from octavo.server.chat import chat_job
 from octavo.server.completions import completion_job
@@ -33,6 +34,7 @@ from octavo.server.embeddings import embeddings_job
 from octavo.server.exchange import Exchange, Job
 from octavo.server.generate import Parse, Visit, parsed
 from octavo.server.ledger import Ledger, seconds_now
+from octavo.server.meters import Lease
 from octavo.server.problems import envelope
 from octavo.server.responses import Responses
 from octavo.server.responses_store import Shelf
@@ -50,6 +52,7 @@ ENDPOINTS: dict[str, Parse] = {
 AHEAD = 64  # rows of a batch that are fetched at once
 EXPECTED = 512  # tokens of output that room is kept for, if more may come
 LOOK = 5.0  # seconds after which deadlines are looked at, if nothing happens
+PLACES = 0.2  # seconds after which a key that may have no more requests is looked at again
 TRY_AGAIN = 5.0  # after a fault of ours
 
 
@@ -59,6 +62,27 @@ class Later(Exception):
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
         self.seconds = seconds
+
+
+class Pauses:
+    """Until when each batch is left alone: what holds up one holds up no other."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def set(self, id: str, until: float) -> None:
+        """A pause grows, it never shrinks."""
+        self._until[id] = max(until, self._until.get(id, until))
+
+    def over(self, id: str, now: float) -> bool:
+        return self._until.get(id, now) <= now
+
+    def drop(self, id: str) -> None:
+        self._until.pop(id, None)
+
+    def soonest(self, now: float) -> float:
+        """Seconds until the next one ends; infinite if there is none."""
+        return min((until - now for until in self._until.values() if until > now), default=inf)
 
 
 class Inbox:
@@ -120,7 +144,8 @@ class Shift:
         self._read: dict[str, int] = {}  # the last line of a batch that was fetched
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._turn = 0
-        self._pause = 0.0
+        self._rows_wait = Pauses()  # before more of a batch's requests are started
+        self._books_wait = Pauses()  # before its status is moved on
         self._main: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -149,34 +174,50 @@ class Shift:
                 log.exception("batches: trying again in %g s", TRY_AGAIN)
                 await asyncio.sleep(TRY_AGAIN)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK):
+                async with asyncio.timeout(self._rest()):
                     await self._woken.wait()
+
+    def _rest(self) -> float:
+        """Seconds until there is something to do, if nothing happens."""
+        now = self._clock()
+        return min(LOOK, self._rows_wait.soonest(now), self._books_wait.soonest(now))
 
     # ---- batches ----
 
     async def _tend(self) -> None:
-        """Move every batch on that can be."""
-        now, ledger = seconds_now(self._clock), self._ledger
-        await self._store.run(self._store.expire_files, now)
+        """Move every batch on that can be; what fails of one is tried again, the others go on."""
+        await self._store.run(self._store.expire_files, seconds_now(self._clock))
         for batch in await self._store.run(self._store.open_batches):
-            if batch.status == "validating":
-                await ledger.validate(batch)
-                self.wake()
-            elif batch.status == "cancelling":
-                await self._over(batch, "cancelled")
-            elif batch.status == "finalizing":
-                await self._over(batch, "completed")
-            elif batch.expires <= now:
-                await self._over(batch, "expired")
-            elif batch.num_total == batch.num_done + batch.num_failed:
-                await ledger.finalizing(batch)
-                await self._over(batch, "completed")
+            if not self._books_wait.over(batch.id, self._clock()):
+                continue
+            try:
+                await self._move(batch)
+            except Exception:
+                log.exception("%s: trying again in %g s", batch.id, TRY_AGAIN)
+                self._books_wait.set(batch.id, self._clock() + TRY_AGAIN)
+
+    async def _move(self, batch: Batch) -> None:
+        ledger = self._ledger
+        if batch.status == "validating":
+            await ledger.validate(batch)
+            self.wake()
+        elif batch.status == "cancelling":
+            await self._over(batch, "cancelled")
+        elif batch.status == "finalizing":
+            await self._over(batch, "completed")
+        elif batch.expires <= seconds_now(self._clock):
+            await self._over(batch, "expired")
+        elif batch.num_total == batch.num_done + batch.num_failed:
+            await ledger.finalizing(batch)
+            await self._over(batch, "completed")
 
     async def _over(self, batch: Batch, status: str) -> None:
         await self._withdraw(lambda key: key[0] == batch.id)
         self._queues.pop(batch.id, None)
         self._read.pop(batch.id, None)
         await self._ledger.conclude(batch, status)
+        self._rows_wait.drop(batch.id)
+        self._books_wait.drop(batch.id)
         log.info("%s of %d requests is %s", batch.id, batch.num_total, status)
 
     async def _withdraw(self, which: Callable[[tuple[str, int]], bool]) -> None:
@@ -210,9 +251,20 @@ class Shift:
         service = self._service
         open_ = not service.draining and service.driver.alive
         # Those that are being parsed hold no room yet: as many as there are rows at most.
-        return open_ and len(self._tasks) < self.room.rows and self._clock() >= self._pause
+        return open_ and len(self._tasks) < self.room.rows
 
     async def _next(self, batch: Batch) -> Row | None:
+        """Its next row; None if there is none, or none for now."""
+        if not self._rows_wait.over(batch.id, self._clock()):  # it may have begun in this round
+            return None
+        try:
+            return await self._fetched(batch)
+        except Exception:
+            log.exception("%s: trying again in %g s", batch.id, TRY_AGAIN)
+            self._rows_wait.set(batch.id, self._clock() + TRY_AGAIN)
+            return None
+
+    async def _fetched(self, batch: Batch) -> Row | None:
         queue = self._queues.setdefault(batch.id, deque())
         if not queue:
             after = self._read.get(batch.id, 0)
@@ -238,16 +290,21 @@ class Shift:
             self._again(batch, row, TRY_AGAIN)
 
     def _again(self, batch: Batch, row: Row, seconds: float) -> None:
-        """Serve it later, and nothing else before."""
+        """Serve it later, and nothing else of its batch before."""
         if batch.id in self._queues:
             self._queues[batch.id].appendleft(row)
-        self._pause = max(self._pause, self._clock() + seconds)
+        self._rows_wait.set(batch.id, self._clock() + seconds)
 
     async def _answer(self, batch: Batch, row: Row) -> Settled:
         """What comes of it. Raises `Later`."""
         inbox = Inbox()
         try:
             await self._exchange(batch, row, inbox)
+        except TenantLimit as error:
+            # A place of the key's may be free at any time, and to look costs nothing; tokens cost
+            # the parsing of what is refused.
+            most = PLACES if error.kind == "requests" else 30.0
+            raise Later(min(max(error.retry_after, 0.1), most)) from None
         except Overloaded as error:
             raise Later(min(max(error.retry_after, 0.5), 30.0)) from None
         except Exception as error:
@@ -260,6 +317,19 @@ class Shift:
         return _settled(inbox)
 
     async def _exchange(self, batch: Batch, row: Row, inbox: Inbox) -> None:
+        """Serve it, as a part of what its key may use. Raises `TenantLimit` too."""
+        meters, key = self._service.meters, None
+        if batch.owner:
+            key = self._service.keys.known(bytes.fromhex(batch.owner))
+        with meters.enter(meters.of(key)) as lease:
+            try:
+                await self._within(batch, row, inbox, lease)
+            except Overloaded:
+                lease.withdraw()
+                raise
+
+    async def _within(self, batch: Batch, row: Row, inbox: Inbox, lease: Lease) -> None:
+        """Parse it, wait for room, and serve it there."""
         service, now = self._service, self._service.driver.clock()
         key = Key(batch.tenant, bytes.fromhex(batch.owner)) if batch.owner else None
         visit = Visit(key, now, NO_SLO)
@@ -268,21 +338,29 @@ class Shift:
         need = _need(job)
         await self._enter(*need)
         try:
-            now = service.driver.clock()
-            counted = service.admission.enter(batch.tenant, len(row.body), NO_SLO, now)
-            try:
-                service.admission.learn(counted, sum(len(r.prompt) for r in job.requests))
-                job = replace(job, requests=tuple(replace(r, arrival=now) for r in job.requests))
-                exchange = Exchange(
-                    service.driver, service.metrics, service.admission, job, counted
-                )
-                await exchange.run(inbox.receive, inbox.send)
-            finally:
-                service.admission.leave(counted)
+            lease.reserve(job.requests)
+            await self._admitted(job, batch, len(row.body), inbox, lease)
         finally:
             self.room.take(-need[0], -need[1])
             async with self._freed:
                 self._freed.notify_all()
+
+    async def _admitted(
+        self, job: Job, batch: Batch, size: int, inbox: Inbox, lease: Lease
+    ) -> None:
+        service, now = self._service, self._service.driver.clock()
+        prompt = sum(len(request.prompt) for request in job.requests)
+        counted = service.admission.enter(batch.tenant, size, NO_SLO, now)
+        try:
+            service.admission.learn(counted, prompt)
+            job = replace(job, requests=tuple(replace(r, arrival=now) for r in job.requests))
+            exchange = Exchange(service.driver, service.metrics, service.admission, job, counted)
+            try:
+                await exchange.run(inbox.receive, inbox.send)
+            finally:
+                lease.used = prompt + exchange.reply.num_tokens
+        finally:
+            service.admission.leave(counted)
 
     async def _enter(self, rows: int, tokens: int) -> None:
         """Wait until there is room, and take it."""

@@ -306,6 +306,97 @@ def test_batches_hold_at_most_half_of_the_rows_and_others_go_first(tmp_path: Pat
         followed(by, batch.id)
 
 
+def test_a_keys_limits_hold_for_its_batches_and_hold_up_no_other_key(tmp_path: Path) -> None:
+    keys, names = tmp_path / "keys", ("ann", "bob", "cat", "dan")
+    limits = dict(zip(names, ("rpm=2", "", "tpm=100000", "concurrent=1"), strict=True))
+    keys.write_text("\n".join(f"{n} key-of-{n}-0123456789 {limits[n]}" for n in names))
+    lines = [line(f"q{i}", chat(f"{i}", max_tokens=12)) for i in range(6)]
+    slow = FakeExecutor(seconds=0.001)
+    with house(tmp_path / "store", slow, api_key_file=str(keys)) as standing:
+        meters = standing.app.service.meters
+        meters._clock = lambda: 0.0  # no bucket fills
+        ann, bob, cat, dan = (client(standing, f"key-of-{who}-0123456789") for who in names)
+        limited = started(ann, lines)
+        followed(ann, limited.id, lambda b: b.request_counts.completed == 2)
+        for other in (bob, cat):
+            ended = followed(other, started(other, lines).id)
+            assert (ended.status, ended.request_counts.completed) == ("completed", 6)
+        tokens = meters._by_name["cat"].tokens
+        assert tokens is not None
+        assert tokens.level(0.0) == 100_000 - ended.usage.total_tokens, "the rest is given back"
+        counts = ann.batches.retrieve(limited.id).request_counts
+        assert (counts.completed, counts.failed) == (2, 0)
+        with pytest.raises(openai.RateLimitError):
+            ann.chat.completions.create(**chat("over HTTP neither"))
+        assert ann.batches.cancel(limited.id).status == "cancelling"
+        assert followed(ann, limited.id).status == "cancelled", "a limit does not hold this up"
+        most, single = 0, started(dan, lines)
+
+        def alone(_: Any) -> bool:
+            nonlocal most
+            most = max(most, standing.scheduler.num_running)
+            return False
+
+        assert followed(dan, single.id, alone).status == "completed"
+        assert most <= 1
+        assert {meter.live for meter in meters._by_name.values()} == {0}
+        assert standing.idle()
+
+
+def test_a_row_that_comes_again_is_no_request_twice(tmp_path: Path) -> None:
+    """Refused for its tokens, after it was let in as a request."""
+    keys = tmp_path / "keys"
+    keys.write_text("ann key-of-ann-0123456789 rpm=100 tpm=100\n")
+    with house(tmp_path / "store", api_key_file=str(keys)) as standing:
+        meters = standing.app.service.meters
+        meters._clock = lambda: 0.0
+        ann = client(standing, "key-of-ann-0123456789")
+        body = chat("a", max_tokens=95, ignore_eos=True)
+        batch = started(ann, [line(f"q{i}", body) for i in range(5)])
+        followed(ann, batch.id, lambda b: b.request_counts.completed == 1)
+        assert standing.idle()
+        time.sleep(0.3)
+        assert ann.batches.retrieve(batch.id).request_counts.completed == 1
+        requests = meters._by_name["ann"].requests
+        assert requests is not None
+        assert requests.level(0.0) == 99
+        ann.batches.cancel(batch.id)
+        followed(ann, batch.id)
+
+
+@pytest.mark.parametrize("where", ["conclude", "settle", "waiting", "fill"])
+def test_what_fails_of_one_batch_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr("octavo.server.shift.TRY_AGAIN", 0.2)
+    with house(tmp_path) as standing:
+        by = client(standing)
+        (shift,) = standing.app.service.lives
+        assert isinstance(shift, Shift)
+        real, broken, failed = getattr(shift._store, where), [""], [0]
+
+        def fault(id: str, *more: Any, **values: Any) -> Any:
+            broken[0] = broken[0] or id  # the first one that comes
+            if id == broken[0] and failed[0] < 4:
+                failed[0] += 1
+                raise OSError("the disk says no")
+            return real(id, *more, **values)
+
+        monkeypatch.setattr(shift._store, where, fault)
+        lines = [line(f"q{i}", chat(f"{i}", max_tokens=4)) for i in range(3)]
+        first = started(by, lines)
+        end = time.monotonic() + 20
+        while not failed[0] and time.monotonic() < end:
+            time.sleep(0.005)
+        other = followed(by, started(by, lines).id)
+        assert other.request_counts.completed == 3
+        ended = followed(by, first.id)
+        assert (ended.status, ended.request_counts.completed) == ("completed", 3)
+        assert broken == [first.id]
+        assert failed == [4]
+        assert len(results(by, ended.output_file_id)) == 3
+
+
 # ---- files ----
 
 
