@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Literal, TypeVar
 
 from octavo.errors import InvalidRequest
@@ -226,11 +227,14 @@ class ServerConfig:
             most = getattr(self, name)
             _need(most is None or most >= 1, name, "at least 1", most)
         _need(0 <= self.max_logprobs <= 20, "max_logprobs", "in [0, 20]", self.max_logprobs)
-        for name in ("keepalive", "stall", "timeout", "head_timeout", "body_timeout"):
-            _need(getattr(self, name) > 0, name, "above 0", getattr(self, name))
-        for name in ("send_timeout", "max_queued_seconds"):
-            _need(getattr(self, name) > 0, name, "above 0", getattr(self, name))
-        _need(self.drain >= 0, "drain", "at least 0", self.drain)
+        times = ("keepalive", "stall", "timeout", "head_timeout", "body_timeout", "send_timeout")
+        for name in times:
+            value = getattr(self, name)
+            ok = isfinite(value) and value > 0
+            _need(ok, name, "a number of seconds above 0", value)
+        most_seconds = self.max_queued_seconds  # infinite is no cap
+        _need(most_seconds > 0, "max_queued_seconds", "above 0", most_seconds)
+        _need(isfinite(self.drain) and self.drain >= 0, "drain", "at least 0", self.drain)
         _need(0 <= self.traces <= 10**6, "traces", "in [0, 1000000]", self.traces)
         both = (self.tls_cert is None) == (self.tls_key is None)
         _need(both, "tls_cert", "given together with --tls-key", self.tls_cert)

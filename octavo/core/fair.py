@@ -237,9 +237,10 @@ class Fair:
 
 def fair(weights: Mapping[str, float] | None = None, within: Policy | None = None) -> Policy:
     """The tenant that got least, by its weight, goes first; among its requests those of the policy
-    `within` (fcfs), whose pace and victims hold for all."""
+    `within` (fcfs), whose pace and victims hold for all. `weights` is read, never copied: what is
+    changed in it, from any thread, holds for what is computed from then on."""
     inner = fcfs() if within is None else within
-    given = dict(weights or {})
+    given = {} if weights is None else weights
     if any(not weight > 0 for weight in given.values()):
         raise ValueError("the weights of tenants must be positive")
 

@@ -20,7 +20,8 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 def policy_of(name: str, weights: Mapping[str, float] | None = None) -> Policy:
-    """The policy of that name; `weights`: shares of tenants, for those that are fair. KeyError."""
-    if weights and name in ("fair", "fair-slo"):
+    """The policy of that name; `weights`: shares of tenants, for those that are fair;
+    read whenever they are needed. KeyError."""
+    if weights is not None and name in ("fair", "fair-slo"):
         return fair(weights, slo() if name == "fair-slo" else None)
     return POLICIES[name]()

@@ -95,16 +95,28 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
+def _weights(keys: tuple[Key, ...]) -> dict[str, float]:
+    return {key.name: key.weight for key in keys if key.weight != 1.0}
+
+
 class Keys:
     """The keys that may enter; none at all means that everybody may."""
 
     def __init__(self, keys: tuple[Key, ...] = ()) -> None:
         self._keys = keys
         self._path: str | None = None
+        self.weights = _weights(keys)  # shares by name, of those that are not 1; one dict for life
 
     def reload(self) -> None:
-        """Read the file again. Raises `InvalidRequest`, and then the old keys stay."""
+        """Read the file again. Raises `InvalidRequest`, and then the old keys stay.
+
+        The engine's thread reads the weights meanwhile: they are changed one by one, in place.
+        """
         self._keys = Keys.read(self._path)._keys
+        now = _weights(self._keys)
+        self.weights.update(now)
+        for name in self.weights.keys() - now.keys():
+            del self.weights[name]
 
     @property
     def any_admin(self) -> bool:
@@ -149,11 +161,6 @@ class Keys:
 
     def __bool__(self) -> bool:
         return bool(self._keys)
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """Shares by name, of those that are not 1."""
-        return {key.name: key.weight for key in self._keys if key.weight != 1.0}
 
     def known(self, digest: bytes) -> Key | None:
         """The key of that digest, as the file has it now."""

@@ -45,6 +45,7 @@ class House:
         drafter: Drafter | None = None,
         policy: Policy = fcfs(),
         dialect: Dialect = PLAIN,
+        keys: Keys | None = None,
         **config: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
@@ -69,7 +70,7 @@ class House:
             hidden_size=8,
         )
         settings = ServerConfig(**config)
-        keys = Keys.read(settings.api_key_file)
+        keys = keys or Keys.read(settings.api_key_file)
         metrics = Metrics(self.engine.snapshot)
         self.admission = Admission(self.scheduler, Limits(weights=keys.weights))
         self.app = App(served, self.driver, settings, metrics, keys, self.admission)

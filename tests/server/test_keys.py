@@ -15,6 +15,8 @@ import httpx
 import pytest
 
 from octavo.config import ServerConfig
+from octavo.core.fair import Fair
+from octavo.core.policies import policy_of
 from octavo.errors import InvalidRequest, TenantLimit
 from octavo.server.auth import Key, Keys
 from octavo.server.meters import Bucket, Meters, shown_seconds
@@ -201,6 +203,36 @@ def test_keys_are_read_again_while_a_stream_runs(
         assert "stay as they were" in caplog.text
 
 
+async def test_weights_that_a_reload_changes_hold_from_then_on(tmp_path: Path) -> None:
+    """For the turn of the tenants, and for who has more than its share. No clock: every token
+    that is served costs its tenant 1 / weight of what it costs at weight 1."""
+    path = keyed(tmp_path, f"alice {ALICE}", f"bob {BOB} weight=4")
+    keys = Keys.read(path)
+    policy = policy_of("fair", keys.weights)
+    house = House(policy=policy, api_key_file=path, keys=keys)
+    order = house.scheduler._order
+    assert isinstance(order, Fair)
+
+    async def cost(key: str, name: str) -> float:
+        before = max(order.counters.get(name, 0.0), order._left)  # who comes anew begins there
+        body = chat("the same", max_tokens=8, ignore_eos=True)
+        assert (await by.post(CHAT, json=body, headers=bearer(key))).status_code == 200
+        return order.counters[name] - before
+
+    async with inside(house) as by:
+        await cost(ALICE, "alice"), await cost(BOB, "bob")  # the prefix cache is warm from here
+        full, quarter = await cost(ALICE, "alice"), await cost(BOB, "bob")
+        assert full == pytest.approx(4 * quarter)
+        keyed(tmp_path, f"alice {ALICE} weight=2", f"bob {BOB}")
+        house.app.reload()
+        assert await cost(ALICE, "alice") == pytest.approx(full / 2)
+        assert await cost(BOB, "bob") == pytest.approx(full)
+        assert house.admission.limits.weights == {"alice": 2.0}
+        keyed(tmp_path, f"alice {ALICE} weight=none")
+        house.app.reload()
+        assert house.admission.limits.weights == {"alice": 2.0}, "a bad file changes nothing"
+
+
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
@@ -352,9 +384,16 @@ async def test_a_header_asks_for_less_never_for_more() -> None:
             assert bad.json()["error"]["param"] == "x-octavo-timeout-ms"
 
 
-def test_no_time_at_all_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="timeout"):
-        ServerConfig(timeout=0.0)
+@pytest.mark.parametrize("name", ["timeout", "head_timeout", "send_timeout", "keepalive", "stall"])
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+def test_a_time_that_is_none_is_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(InvalidRequest, match=f"--{name.replace('_', '-')} must be a number"):
+        ServerConfig(**{name: value})
+
+
+def test_no_end_of_draining_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="--drain"):
+        ServerConfig(drain=float("inf"))
 
 
 async def test_a_nameless_key_is_no_other_one_after_a_line_is_added(tmp_path: Path) -> None:
