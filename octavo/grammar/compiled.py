@@ -1,15 +1,16 @@
 """Grammars as watchers: each sequence has a matcher (llguidance) that says which tokens may follow.
 
-A grammar is compiled where requests are parsed, never in a step; a sequence gets a copy, which
+A grammar is compiled before a request is handed on, never in a step; a sequence gets a copy, which
 takes microseconds. Matching is deterministic, so masks are the same whoever shares the batch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from octavo.core.request import NO_WAY, FinishReason, StructuredOutputs, Watcher
@@ -23,6 +24,16 @@ KEPT = 64  # compiled grammars
 KEPT_CHARS = 1 << 20
 
 Matcher = Any  # llguidance.LLMatcher
+Key = tuple[str, str, bool]  # kind, text, strict
+Found = Any  # a Matcher, or the InvalidRequest that says why there is none
+
+
+class Missing(Exception):
+    """A grammar that is not compiled is needed where none may be compiled."""
+
+    def __init__(self, key: Key) -> None:
+        super().__init__(key[0])
+        self.key = key
 
 
 class _Wrapped:
@@ -55,13 +66,15 @@ class Grammars:
         self._vocab_size = vocab_size
         self._trial = trial if trial is not None else Trial()
         self._lock = threading.Lock()
+        self._warming = threading.Lock()
+        self._here = threading.local()
         self._tokens: Any = None
-        self._kept: OrderedDict[tuple[str, str, bool], Matcher | InvalidRequest] = OrderedDict()
+        self._kept: OrderedDict[Key, Found] = OrderedDict()
         self._chars = 0
 
     def warm(self) -> None:
         """Build what all grammars share: 0.2 to 0.7 s, in which no other Python runs."""
-        with self._lock:
+        with self._warming:
             if self._tokens is None:
                 from llguidance import LLTokenizer
 
@@ -101,20 +114,45 @@ class Grammars:
 
     def _made(self, kind: str, text: str, strict: bool, param: str) -> Callable[[], Matcher]:
         key = kind, text, strict
-        with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-        if found is None:
-            found = self._compile(*key)
-            if not isinstance(found, TooSlow):
-                self._keep(key, found)
+        given: Mapping[Key, Found] | None = getattr(self._here, "given", None)
+        if given is None:
+            found = self.find(key)
+        else:
+            found = given[key] if key in given else self._latest(key)
+            if found is None:
+                raise Missing(key)
         if isinstance(found, InvalidRequest):
             raise InvalidRequest(f"{param}: {found}", param)
         matcher = found
         return lambda: matcher.deep_copy()
 
-    def _compile(self, kind: str, text: str, strict: bool) -> Matcher | InvalidRequest:
+    @contextlib.contextmanager
+    def compiling_none(self, given: Mapping[Key, Found]) -> Iterator[None]:
+        """In this thread, within the `with`, a grammar that is neither among `given` nor compiled
+        already raises `Missing`."""
+        self._here.given = given
+        try:
+            yield
+        finally:
+            self._here.given = None
+
+    def find(self, key: Key) -> Found:
+        """The matcher of a grammar, compiled if it must be, or what is wrong with it."""
+        found = self._latest(key)
+        if found is None:
+            found = self._compile(*key)
+            if not isinstance(found, TooSlow):
+                self._keep(key, found)
+        return found
+
+    def _latest(self, key: Key) -> Found | None:
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+            return found
+
+    def _compile(self, kind: str, text: str, strict: bool) -> Found:
         try:
             grammar = self._trial.grammar(kind, text, strict)
         except InvalidRequest as error:
@@ -127,7 +165,7 @@ class Grammars:
             matcher.compute_bitmask()  # every sequence begins with it
         return InvalidRequest(matcher.get_error()) if matcher.is_error() else matcher
 
-    def _keep(self, key: tuple[str, str, bool], found: Matcher | InvalidRequest) -> None:
+    def _keep(self, key: Key, found: Found) -> None:
         with self._lock:
             if key not in self._kept:
                 self._chars += len(key[1])

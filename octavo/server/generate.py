@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
@@ -22,10 +23,6 @@ from octavo.server.headers import header
 from octavo.server.reply import Asked, Head
 from octavo.server.service import Service
 from octavo.server.traces import Trace
-
-INLINE_BODY = 4 * 1024  # longer bodies are parsed and tokenised in a thread
-# Fields that may need a compiler: of chat, of responses (text.format), of messages.
-GRAMMAR = (b'"response_format"', b'"structured_outputs"', b'"tools"', b'"format"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +56,22 @@ class Generate:
             return
         trace.arrival = arrival = service.driver.clock()
         service.check_open()
+        deadline = Deadline(limit)
         with service.meters.enter(trace.meter) as lease:
             # Counted before it is parsed: a flood must not be tokenised before it is refused.
             ticket = service.admission.enter(key.name if key else "", len(data), asked, arrival)
             service.occupancy.enter()
             try:
                 visit = Visit(key, arrival, asked)
-                job = await parsed(service, self._parse, data, visit, receive)
+                try:
+                    async with asyncio.timeout_at(deadline.at):
+                        job = await parsed(service, self._parse, data, visit, receive)
+                except TimeoutError:
+                    raise deadline.error from None
                 lease.reserve(job.requests)
                 exchange = self._admitted(job, ticket, trace)
                 try:
-                    await _limited(exchange, limit, receive, send, trace)
+                    await _limited(exchange, deadline, receive, send, trace)
                 finally:
                     lease.used = trace.num_prompt + trace.num_output
             finally:
@@ -91,24 +93,23 @@ async def parsed(
 ) -> Job:
     """The job of a body, parsed where that holds nobody up. Raises what `parse` does, and HTTP 499
     if the client left before: in a queue of slow grammars nobody keeps a place for those."""
-    compiles = any(word in data for word in GRAMMAR)
-    # A name may be escaped too: such a body must not hold up the event loop either.
-    if len(data) <= INLINE_BODY and not compiles and b"\\u" not in data:
-        return parse(service, data, visit)
-    pool = service.compilers if compiles else service.parsers
-    loop = asyncio.get_running_loop()
-    job = loop.run_in_executor(pool, parse, service, data, visit)
+    compiling, parsing = service.compiling, partial(parse, service, data, visit)
+    job = compiling.at_once(parsing, len(data))
+    if job is not None:
+        return job
+    making = compiling.made(parsing, visit.key.name if visit.key else "")
     if receive is None:
-        return await job
-    left = loop.create_task(_left(receive))
+        return await making
+    made = asyncio.create_task(making)
+    left = asyncio.create_task(_left(receive))
     try:
-        await asyncio.wait((job, left), return_when=asyncio.FIRST_COMPLETED)
-        if job.done():
-            return job.result()
+        await asyncio.wait((made, left), return_when=asyncio.FIRST_COMPLETED)
+        if made.done():
+            return made.result()
         raise HTTPException(499, "the client left")
     finally:
         left.cancel()
-        job.cancel()
+        made.cancel()
 
 
 async def _left(receive: Receive) -> None:
@@ -116,13 +117,22 @@ async def _left(receive: Receive) -> None:
         pass
 
 
+class Deadline:
+    """When a request must be over, and what is said then; from when its body is there."""
+
+    def __init__(self, limit: float) -> None:
+        self.at = asyncio.get_running_loop().time() + limit
+        self.error = TimedOut(
+            f"the request took longer than the {limit:g} s that it may (--timeout)"
+        )
+
+
 async def _limited(
-    exchange: Exchange, limit: float, receive: Receive, send: Send, trace: Trace
+    exchange: Exchange, deadline: Deadline, receive: Receive, send: Send, trace: Trace
 ) -> None:
-    """Answer within `limit` seconds, and put on record what came of it."""
-    late = TimedOut(f"the request took longer than the {limit:g} s that it may (--timeout)")
+    """Answer before `deadline`, and put on record what came of it."""
     loop = asyncio.get_running_loop()
-    timer = loop.call_later(limit, exchange.driver.fail, exchange.ticket, late)
+    timer = loop.call_at(deadline.at, exchange.driver.fail, exchange.ticket, deadline.error)
     try:
         await exchange.run(receive, send)
     finally:

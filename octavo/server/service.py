@@ -16,6 +16,7 @@ from octavo.core.steptime import Coefficients
 from octavo.door import Door
 from octavo.errors import Overloaded, UnknownModel
 from octavo.server.auth import Keys
+from octavo.server.compiling import Compiling
 from octavo.server.deadlines import Deadlines
 from octavo.server.dialect import PLAIN, Dialect
 from octavo.server.driver import Driver
@@ -128,6 +129,7 @@ class Service:
         self.parsers = ThreadPoolExecutor(2, thread_name_prefix="octavo-parse")
         # Of their own: grammars that take long to compile keep no other request waiting.
         self.compilers = ThreadPoolExecutor(2, thread_name_prefix="octavo-compile")
+        self.compiling = Compiling(served.door.grammars, self.parsers, self.compilers)
 
     def ended(self, timing: Timing) -> None:
         """A sequence has ended."""

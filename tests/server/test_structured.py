@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
 
+from octavo.errors import InvalidRequest
 from tests.server.fakes import FakeExecutor
 from tests.server.house import House, chat, completion, events, inside, outside
+
+pytestmark = pytest.mark.anyio
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -24,6 +30,11 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 def post(*bodies: dict[str, Any], path: str = "/v1/chat/completions", **house: Any) -> list[Any]:
@@ -164,3 +175,98 @@ def eventually(true: Callable[[], bool]) -> bool:
     while not true() and time.monotonic() < end:
         time.sleep(0.005)
     return true()
+
+
+SLOW = {"type": "integer", "multipleOf": 999983}
+
+
+@contextlib.contextmanager
+def held(house: House) -> Iterator[list[str]]:
+    """No grammar that has 999983 in it is compiled before the end; whose turn came, in order."""
+    free, begun = threading.Event(), []
+    real = house.grammars.find
+
+    def find(key: Any) -> Any:
+        if "999983" in key[1]:
+            begun.append(key[1])
+            free.wait(20)
+            return InvalidRequest("it is slow")
+        return real(key)
+
+    house.grammars.find = find  # type: ignore[method-assign]
+    try:
+        yield begun
+    finally:
+        free.set()
+
+
+def slowly(number: int = 0) -> dict[str, Any]:
+    schema = SLOW | {"title": str(number)}
+    return chat(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
+
+
+async def test_what_needs_no_compiler_never_waits_for_one(tmp_path: Path) -> None:
+    """Bodies that name tools or a format, but need no grammar, or one that is compiled already;
+    and of a tenant one grammar at a time, so that another one's is compiled meanwhile."""
+    keys = tmp_path / "keys"
+    keys.write_text("ann key-of-ann-0123456789\nbob key-of-bob-0123456789")
+    ann, bob = ({"authorization": f"Bearer key-of-{n}-0123456789"} for n in ("ann", "bob"))
+    house, path = House(api_key_file=str(keys)), "/v1/chat/completions"
+    async with inside(house) as by:
+        known = await by.post(path, json=chat(response_format=FORMAT), headers=ann)
+        with held(house) as begun:
+            waiting = [
+                asyncio.create_task(by.post(path, json=slowly(i), headers=ann)) for i in range(6)
+            ]
+            while not begun:
+                await asyncio.sleep(0.001)
+            again = await by.post(path, json=chat(response_format=FORMAT), headers=ann)
+            assert again.json()["choices"] == known.json()["choices"]
+            for body in (
+                chat(response_format={"type": "text"}),
+                chat('"tools" "format"', tools=[]),
+                chat("x" * 8000, max_tokens=1, response_format={"type": "text"}),
+            ):
+                assert (await by.post(path, json=body, headers=ann)).status_code in (200, 400)
+            new = chat(structured_outputs={"choice": ["new", "newer"]})
+            answer = await by.post(path, json=new, headers=bob)
+            assert answer.json()["choices"][0]["message"]["content"] in ("new", "newer")
+            assert len(begun) == 1, "one at a time of one tenant"
+        for answer in await asyncio.gather(*waiting):
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "response_format"
+            assert "it is slow" in answer.json()["error"]["message"]
+        assert len(begun) == 6
+        assert house.idle()
+
+
+async def test_who_leaves_does_not_give_the_turn_to_another_grammar_of_its_own() -> None:
+    house = House()
+    async with inside(house):
+        compiling, key = house.app.service.compiling, ("json", json.dumps(SLOW), True)
+        with held(house) as begun:
+            for _ in range(3):
+                one = asyncio.create_task(compiling._compiled(key, "ann"))
+                while not begun:
+                    await asyncio.sleep(0.001)
+                await asyncio.sleep(0.01)
+                one.cancel()
+            assert len(begun) == 1
+        assert isinstance(await compiling._compiled(key, "ann"), InvalidRequest)
+        assert len(begun) == 2
+        del one  # its traceback has the turn
+        await asyncio.sleep(0.01)
+        gc.collect()
+        assert not compiling._turns, "nothing is kept of who has no grammar in the works"
+
+
+async def test_the_time_that_a_request_may_take_counts_its_grammar() -> None:
+    house, path = House(), "/v1/chat/completions"
+    async with inside(house) as by:
+        with held(house) as begun:
+            late = await by.post(path, json=slowly(), headers={"x-octavo-timeout-ms": "50"})
+            assert begun
+            assert late.status_code == 504
+            assert late.json()["error"]["code"] == "request_timeout"
+            assert house.app.service.occupancy.live == 0
+        assert house.idle()
