@@ -48,6 +48,7 @@ def test_every_instruction_set_and_number_of_threads_is_measured(isa, threads):
         ("Q4_1", "pairs", "norm_qkv", ("int8", 2)),
         ("Q4_1", "pairs", "out_residual", ("int8", 2)),
         ("Q4_1", "mixed", "norm_qkv", ("int8", 1)),
+        ("Q4_1", "mixed", "final_norm_head", ("int8", 2)),
         ("Q4_1", "int8", "norm_qkv", ("int8", 1)),
         ("Q4_1", "bf16", "norm_qkv", ("bf16", 1)),
         ("Q4_1", "fp32", "norm_qkv", ("f32", 1)),

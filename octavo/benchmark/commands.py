@@ -344,7 +344,7 @@ Examples:
               help="Ask for all tokens of the workload; some servers refuse this.")  # fmt: skip
 @click.option("--body", default="{}", metavar="JSON", help="Further fields of every request.")
 @click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False),
-              help="File whose first line is the key.")  # fmt: skip
+              help="File with the key, or with a line as `octavo serve` has.")  # fmt: skip
 @click.option("--slo-ttft", type=float, metavar="MS", help="Objective for the first token.")
 @click.option("--slo-tpot", type=float, metavar="MS", help="Objective for each further token.")
 @click.option("--slo-e2e", type=float, metavar="MS", help="Objective for the whole answer.")
@@ -397,6 +397,7 @@ def _serve_plan(flags: dict[str, Any]) -> Any:
     """What is to be sent, from the flags. Raises `InvalidRequest`."""
     from octavo.benchmark import serve as room
     from octavo.benchmark.load import Ask
+    from octavo.config import key_in
     from octavo.core.request import Slo
     from octavo.sim import workload as workloads
 
@@ -419,22 +420,11 @@ def _serve_plan(flags: dict[str, Any]) -> Any:
         ignore_eos=flags["ignore_eos"],
         slo=slo,
         slo_headers=flags["slo_headers"],
-        api_key=_key(flags["api_key_file"]),
+        api_key=key_in(flags["api_key_file"]),
         salt=flags["salt"],
         more=_fields(flags["body"]),
     )
     return room.Plan(load, ask, flags["concurrency"], flags["warmup"], flags["timeout"])
-
-
-def _key(path: str | None) -> str | None:
-    if path is None:
-        return None
-    from pathlib import Path
-
-    words = Path(path).read_text().split()
-    if not words or not words[0].isascii():
-        raise InvalidRequest(f"{path}: no key in its first line", "api_key_file")
-    return words[0]
 
 
 def _fields(text: str) -> dict[str, Any]:
@@ -471,7 +461,11 @@ def _served(report: dict[str, Any]) -> None:
         click.secho(f"{report['short']} answers have fewer tokens than were asked for", fg="yellow")
     if not report["valid"]:
         why = "; ".join(report["faults"])
-        click.secho(f"INVALID: the client was the bottleneck: {why}", fg="red", bold=True)
+        click.secho(
+            f"INVALID: the client was not on time (a busy machine, or its own limit): {why}",
+            fg="red",
+            bold=True,
+        )
 
 
 def _totals(report: dict[str, Any]) -> list[tuple[str, str]]:

@@ -27,7 +27,7 @@ import numpy as np
 
 from octavo.benchmark import load, wire
 from octavo.benchmark.load import Ask, Outcome, Run
-from octavo.core.request import NO_SLO, Slo
+from octavo.core.request import Slo
 from octavo.errors import InvalidRequest
 from octavo.sim.report import Spread
 from octavo.sim.workload import Item, Workload
@@ -99,11 +99,13 @@ async def served_model(target: wire.Target, dial: wire.Dial, ask: Ask) -> str:
     """The first model that a server has. Raises `InvalidRequest`."""
     one = await wire.exchange(dial, target.message("GET", "/v1/models", b"", ask.headers()), 30.0)
     where = f"http://{target.host}:{target.port}{target.base}/v1/models"
+    answer = wire.read(one.times, one.pieces)
+    if answer.status == 401:
+        raise InvalidRequest(f"{where}: HTTP 401; give an --api-key-file", "api_key_file")
+    if answer.status != 200:
+        why = one.fault or (f"HTTP {answer.status}" if answer.status else "no answer")
+        raise InvalidRequest(f"{where}: {why}; name the --model", "model")
     try:
-        answer = wire.read(one.times, one.pieces)
-        if answer.status != 200:
-            why = one.fault or (f"HTTP {answer.status}" if answer.status else "no answer")
-            raise InvalidRequest(f"{where}: {why}; name the --model", "model")
         return str(msgspec.json.decode(answer.content)["data"][0]["id"])
     except (ValueError, KeyError, IndexError, TypeError) as error:
         text = f"{where} names no model ({error}); name the --model"
@@ -112,7 +114,7 @@ async def served_model(target: wire.Target, dial: wire.Dial, ask: Ask) -> str:
 
 async def _warm(target: wire.Target, dial: wire.Dial, ask: Ask, plan: Plan) -> None:
     """A few requests that do not count, one after another; a failure is told at once."""
-    plain = dataclasses.replace(ask, slo=NO_SLO, salt=ask.salt + " warm")
+    plain = dataclasses.replace(ask, salt=ask.salt + " warm")
     for number in range(plan.warmup):
         first = plan.load.items[number % len(plan.load)]
         item = Item(f"warm-{number}", 0.0, min(first.prompt, 256), min(first.output, 16))
@@ -120,7 +122,8 @@ async def _warm(target: wire.Target, dial: wire.Dial, ask: Ask, plan: Plan) -> N
         message = target.message("POST", plain.path, body, plain.headers())
         seen = load.outcome(item, 0.0, await wire.exchange(dial, message, plan.timeout))
         if seen.error is not None and not seen.refused:
-            raise InvalidRequest(f"the first request failed: {seen.error}", "url")
+            hint = "; --no-slo-headers judges here alone" if "x-slo" in seen.error else ""
+            raise InvalidRequest(f"the first request failed: {seen.error}{hint}", "url")
 
 
 # ---- the report ----

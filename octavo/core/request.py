@@ -168,7 +168,7 @@ class SamplingParams:
         need(ok, "stop", "a tuple of non-empty strings")
         for param, kind, what in _KINDS:
             need(isinstance(getattr(self, param), kind), param, what)
-        need(not self.embed or self.max_tokens == 1, "max_tokens", "1 where embed is asked for")
+        need(not self.embed or self.max_tokens == 1, "embed", "False unless max_tokens is 1")
 
 
 _KINDS: tuple[tuple[str, Any, str], ...] = (

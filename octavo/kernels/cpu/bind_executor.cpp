@@ -123,6 +123,7 @@ void add_op(BoundExecutor& self, const std::string& name, const std::vector<int3
   op.window = int64_t(number("window", 0));
   op.eps = float(number("eps", 0));
   op.scale = float(number("scale", 1));
+  op.wide = number("wide", 0) != 0;
   op.wanted = number("wanted", 0) != 0;
   op.act = number("gelu_tanh", 0) != 0 ? Act::GeluTanh : Act::Silu;
   self.executor.add_op(std::move(op));

@@ -99,7 +99,7 @@ void Executor::add_op(OpSpec op) {
 uint32_t Executor::needs(const OpSpec& op) const {
   uint32_t all = 0;
   for (const PackedWeight& w : op.weights) all |= linear_.needs(w.type, config_.products);
-  return all;
+  return (all & ACT_PAIR) && op.wide ? all | ACT_WIDE : all;
 }
 
 // Rounding to int8 is local to 32 elements, so a value that one op alone reads is prepared for it

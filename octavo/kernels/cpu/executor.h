@@ -39,6 +39,7 @@ struct OpSpec {
   int64_t layer = 0, rope = 0, window = 0;
   float eps = 0, scale = 1;
   Act act = Act::Silu;
+  bool wide = false;  // where activations may be pairs of bytes (ACT_PAIR), all are (ACT_WIDE)
   bool wanted = false;  // its rows are the step's wanted positions, not all tokens
   // Set by finish(): the op that alone reads `out`, if its activations are prepared right here by
   // whoever computes them; and that this op's are given so.
