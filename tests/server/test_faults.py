@@ -101,7 +101,8 @@ async def clean(house: House) -> None:
     house.scheduler.check()
     service = house.app.service
     for _ in range(100):
-        if not service.occupancy.live and not house.driver.tickets and not house.driver.busy:
+        held = service.occupancy.live or service.bodies.held
+        if not held and not house.driver.tickets and not house.driver.busy:
             break
         await asyncio.sleep(0.01)
     assert service.occupancy.live == 0
