@@ -111,13 +111,16 @@ class Admission:
 
     def first_token(self, ticket: Ticket) -> None:
         """Its prompt waits no more."""
+        self._unqueue(ticket)
+
+    def _unqueue(self, ticket: Ticket) -> None:
         if ticket.queued:
             ticket.queued = False
             self.queued_tokens = max(0.0, self.queued_tokens - ticket.tokens)
 
     def leave(self, ticket: Ticket) -> None:
         """It is over, however it ended. Once for each ticket."""
-        self.first_token(ticket)
+        self._unqueue(ticket)
         left = self.by_tenant.get(ticket.tenant, 0.0) - ticket.tokens
         if left > 1e-6:
             self.by_tenant[ticket.tenant] = left
