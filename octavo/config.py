@@ -13,7 +13,6 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from octavo.errors import InvalidRequest
@@ -42,20 +41,6 @@ def show_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
         count /= 1024
     return f"{count:.2f} TiB"
-
-
-def key_in(path: str | None) -> str | None:
-    """The first key of a file: a key alone, or a line as `octavo serve --api-key-file` reads them.
-
-    Raises `InvalidRequest` where there is none.
-    """
-    if path is None:
-        return None
-    for line in Path(path).read_text().splitlines():
-        words = [word for word in line.split("#")[0].split() if "=" not in word and word != "admin"]
-        if words and words[-1].isascii():
-            return words[-1]
-    raise InvalidRequest(f"{path}: no key in it", "api_key_file")
 
 
 def knob(default: Any, text: str, **extra: Any) -> Any:

@@ -397,7 +397,7 @@ def _serve_plan(flags: dict[str, Any]) -> Any:
     """What is to be sent, from the flags. Raises `InvalidRequest`."""
     from octavo.benchmark import serve as room
     from octavo.benchmark.load import Ask
-    from octavo.config import key_in
+    from octavo.conformance.wire import key_in
     from octavo.core.request import Slo
     from octavo.sim import workload as workloads
 
@@ -420,7 +420,7 @@ def _serve_plan(flags: dict[str, Any]) -> Any:
         ignore_eos=flags["ignore_eos"],
         slo=slo,
         slo_headers=flags["slo_headers"],
-        api_key=key_in(flags["api_key_file"]),
+        api_key=key_in(flags["api_key_file"], "api_key_file"),
         salt=flags["salt"],
         more=_fields(flags["body"]),
     )

@@ -6,7 +6,6 @@ import http.client
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import click
 
@@ -14,7 +13,7 @@ from octavo.conformance import checks as _filled  # noqa: F401  (fills the book)
 from octavo.conformance import report
 from octavo.conformance.book import CHECKS, Check, Finding, chosen, run
 from octavo.conformance.probe import Probe, Settings, short
-from octavo.conformance.wire import Wire
+from octavo.conformance.wire import Wire, key_in
 from octavo.errors import InvalidRequest
 
 NOT_REACHED = 2
@@ -68,7 +67,7 @@ def conformance(
         return
     if url is None:
         raise click.UsageError("give the URL of a server, such as http://127.0.0.1:8000")
-    wire = Wire(url, _key(key_file), timeout)
+    wire = Wire(url, key_in(key_file, "key_file"), timeout)
     try:
         found = model or _model(wire)
     except (OSError, http.client.HTTPException) as error:
@@ -94,17 +93,6 @@ def _list(checks: Sequence[Check], as_json: bool) -> None:
         heavy = ", heavy" if one.heavy else ""
         click.echo(f"{click.style(one.name, bold=True)}  ({one.group}, {one.basis}{heavy})")
         click.echo(f"    {one.words}\n    {click.style(one.source, dim=True)}")
-
-
-def _key(path: str | None) -> str | None:
-    """The key in a file: a key alone, or a line as `octavo serve` reads them."""
-    if path is None:
-        return None
-    for line in Path(path).read_text().splitlines():
-        words = [word for word in line.split("#")[0].split() if "=" not in word]
-        if words:
-            return words[-1]
-    raise InvalidRequest(f"{path} has no key", "key_file")
 
 
 def _model(wire: Wire) -> str:

@@ -14,10 +14,27 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from octavo.errors import InvalidRequest
+
 PART = 65536
+
+
+def key_in(path: str | None, param: str) -> str | None:
+    """The first key of a file: a key alone, or a line as `octavo serve --api-key-file` reads them.
+
+    Raises `InvalidRequest`, naming `param`, where there is none.
+    """
+    if path is None:
+        return None
+    for line in Path(path).read_text().splitlines():
+        words = [word for word in line.split("#")[0].split() if "=" not in word and word != "admin"]
+        if words and words[-1].isascii():
+            return words[-1]
+    raise InvalidRequest(f"{path} has no key", param)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -12,10 +12,13 @@ from octavo.config import EngineConfig, options, take
 from octavo.terminal import as_json, loaded, note, numbers, plot_option
 
 if TYPE_CHECKING:
+    from octavo.assembly import Assembly
     from octavo.lab.finding import Finding
     from octavo.llm import LLM
 
 Watch = Callable[[str], None]
+Plan = TypeVar("Plan")
+Report = TypeVar("Report")
 
 
 def multiples(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
@@ -35,6 +38,15 @@ def repeats(command: Any) -> Any:
         "--repeats", default=3, type=click.IntRange(min=1), show_default=True,
         help="Runs of each, in turn; medians and the spread are shown.",
     )(command)  # fmt: skip
+
+
+def _on_engine(
+    measure: Callable[[Assembly, Plan, Watch], Report],
+    finding: Callable[[Report], Finding],
+    plan: Plan,
+) -> Callable[[LLM, Watch], Finding]:
+    """An experiment that needs the assembled engine and its plan alone."""
+    return lambda llm, watch: finding(measure(llm.assembly, plan, watch))
 
 
 def _perform(
@@ -183,11 +195,7 @@ def paging(
     from octavo.lab import paging as room
 
     plan = room.Plan(pool, context, requests, repeats)
-
-    def experiment(llm: LLM, watch: Watch) -> Finding:
-        return room.finding(room.measure(llm.assembly, plan, watch))
-
-    _perform(experiment, flags, plot, as_json)
+    _perform(_on_engine(room.measure, room.finding, plan), flags, plot, as_json)
 
 
 @lab.command(
@@ -212,11 +220,7 @@ def prefix(
     from octavo.lab import prefix as room
 
     plan = room.Plan(system=system, own=own, requests=requests, repeats=repeats)
-
-    def experiment(llm: LLM, watch: Watch) -> Finding:
-        return room.finding(room.measure(llm.assembly, plan, watch))
-
-    _perform(experiment, flags, plot, as_json)
+    _perform(_on_engine(room.measure, room.finding, plan), flags, plot, as_json)
 
 
 @lab.command(
@@ -241,11 +245,13 @@ def chunked(
     from octavo.lab import chunked as room
 
     plan = room.Plan(tuple(sorted(set(chunks))), streams, prompt=prompt, repeats=repeats)
-
-    def experiment(llm: LLM, watch: Watch) -> Finding:
-        return room.finding(room.measure(llm.assembly, plan, watch))
-
-    _perform(experiment, flags, plot, as_json, max_batch_tokens=max(chunks))
+    _perform(
+        _on_engine(room.measure, room.finding, plan),
+        flags,
+        plot,
+        as_json,
+        max_batch_tokens=max(chunks),
+    )
 
 
 @lab.command(
@@ -272,11 +278,7 @@ def scheduling(
     from octavo.lab import scheduling as room
 
     plan = room.Plan(load=load, requests=requests, chunk=chunk, repeats=repeats)
-
-    def experiment(llm: LLM, watch: Watch) -> Finding:
-        return room.finding(room.measure(llm.assembly, plan, watch))
-
-    _perform(experiment, flags, plot, as_json)
+    _perform(_on_engine(room.measure, room.finding, plan), flags, plot, as_json)
 
 
 @lab.command(
@@ -297,8 +299,4 @@ def kv(prompt: int, output: int, chunk: int, plot: str | None, as_json: bool, **
     from octavo.lab import kv as room
 
     plan = room.Plan(prompt, output, chunk)
-
-    def experiment(llm: LLM, watch: Watch) -> Finding:
-        return room.finding(room.measure(llm.assembly, plan, watch))
-
-    _perform(experiment, flags, plot, as_json)
+    _perform(_on_engine(room.measure, room.finding, plan), flags, plot, as_json)
