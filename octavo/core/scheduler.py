@@ -12,8 +12,10 @@ and total, is never preempted and may take anybody's blocks, so it always procee
 sequence ends. After two preemptions a sequence is pinned: it gives way only to one of higher rank.
 
 What is left then is for guesses: a drafter may lengthen rows that end in a choice by tokens that
-may come next, with a `Want` each. At commit the choices are taken one after another, as if each had
-had a step of its own, for as long as the guess at each place is what was chosen there.
+may come next, with a `Want` each.
+
+Here is what a step is filled with. What a result does is `settle`; where each sequence is, and what
+a move from one place to another means, is `roster`.
 
 No tensors, no clock (`now` is given), no threads, no logging.
 """
@@ -21,44 +23,29 @@ No tensors, no clock (`now` is given), no threads, no logging.
 from __future__ import annotations
 
 from array import array
-from bisect import insort
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from heapq import heappop, heappush
-from math import inf
 
-from octavo.core.batch import Batch, Row, RowResult, SampleSpec, StepResult, Want
+from octavo.core.batch import Batch, Row, SampleSpec, StepResult, Want
 from octavo.core.blocks import BlockManager
 from octavo.core.drafter import Drafter, NoDrafter
 from octavo.core.executor import Capacity
 from octavo.core.history import Wait
-from octavo.core.margin import Margin
 from octavo.core.policy import House, Occupancy, Policy, fcfs
-from octavo.core.request import (
-    EXPIRED,
-    NO_DRAFT,
-    BlockHash,
-    Event,
-    FinishReason,
-    Request,
-    Sequence,
-    State,
-    TokenLogprob,
-    Watcher,
-)
+from octavo.core.request import Event, FinishReason, Request, Sequence, State
 from octavo.core.reserve import Reserve
-from octavo.core.slo import first_due, pace_from
+from octavo.core.roster import Roster, most_shared
+from octavo.core.settle import Settler, blamed
+from octavo.core.slo import first_due
 from octavo.core.stats import Stats
 from octavo.core.steptime import StepFeatures, StepModel
-from octavo.errors import ContextOverflow, EngineError, InvalidRequest, Overloaded
+from octavo.errors import ContextOverflow, InvalidRequest, Overloaded
 
 PINNED = 2  # preemptions after which a sequence gives way only to higher ranks
 GRAIN = 16  # tokens: chunks that time cuts are multiples
 _ONE = (1, 1)
-# A NamedTuple without the detour over its own __new__: each row makes four in every step.
+# A NamedTuple without the detour over its own __new__: a step makes one for each row.
 _new = tuple.__new__
-_BY_ITSELF = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS)
 
 
 class _Plan:
@@ -109,39 +96,33 @@ class Scheduler:
         self.blocks = BlockManager(
             capacity.num_blocks, capacity.block_size, prefix_caching=prefix_caching
         )
-        self.drafter = drafter if drafter is not None else NoDrafter()
         self.model = model if model is not None else StepModel()
         self.reserve = Reserve()
-        self.margin = Margin()
         self.stats = Stats()
         # The last token of a sequence is never computed, so it needs no slot.
         pool = capacity.num_blocks * capacity.block_size + 1
         self.max_len = min(capacity.max_context, pool)
-        self.num_waiting = 0
         self._max_running = capacity.max_rows * capacity.depth
         self.house = House(capacity, self.model, self._cached, self.reserve)
         self._order = self.policy.order(self.house)
         self._pace = self.policy.pace(self.house)
-        self._expiries: list[tuple[float, int, Sequence]] = []  # a heap; ended ones linger
-        self._held: dict[BlockHash, dict[int, Sequence]] = {}
-        self._running: list[Sequence] = []  # by rank
-        self._reading: list[Sequence] = []  # of these, the latest step had more than a token
-        self._live: dict[int, Sequence] = {}  # not ended, or ended and still in flight
-        self._choices: dict[str, list[Sequence]] = {}  # not ended
-        self._events: list[Event] = []
-        self._next_id = 0
-        self._seats = 0
-        self._opened = 0
-        self._owed = 0  # blocks that admitted sequences still need for tokens they have already
-        self._step = self._committed = 0
-        self._now = 0.0
-        self._aborts = 0
+        self._roster = Roster(self.blocks, self._order, self.reserve, self.stats)
+        self._settler = Settler(
+            self._roster, self.model, drafter if drafter is not None else NoDrafter(), self.reserve
+        )
+        # The same objects: what every step reads.
+        self._running, self._live = self._roster.running, self._roster.live
+        self._shapes = self._settler.shapes
+        self.margin = self._roster.margin
         self.expected: dict[str, tuple[float, float]] = {}  # admitted, and not added yet
         self.witness: Callable[[Batch, StepResult], None] = unwatched  # is shown every step
+        self._reading: list[Sequence] = []  # of these, the latest step had more than a token
+        self._next_id = 0
+        self._owed = 0  # blocks that admitted sequences still need for tokens they have already
+        self._step = 0
+        self._aborts = 0
         self._mean_context = 0.0  # of what decodes
         self._busy_until = 0.0
-        self._shapes: deque[StepFeatures] = deque()  # of outstanding batches
-        self._finished = inf  # when the last step ended, if there was more to do
 
     # ---- the door -------------------------------------------------------------------------------
 
@@ -154,7 +135,7 @@ class Scheduler:
         n = request.params.n
         self.expected.pop(request.id, None)
         try:
-            if request.id in self._choices:
+            if request.id in self._roster.choices:
                 raise InvalidRequest(f"request id {request.id!r} is in use", "request_id")
             max_len = self._fit(request)
             if self.num_waiting and self.num_waiting + n > self.max_waiting:
@@ -165,14 +146,7 @@ class Scheduler:
             self.stats.counters.refused += 1
             raise
         self._next_id += n
-        self._choices[request.id] = seqs
-        for seq in seqs:
-            self._live[seq.id] = seq
-            self._queue(seq)
-            if request.slo.e2e is not None:
-                heappush(self._expiries, (request.arrival + request.slo.e2e, seq.id, seq))
-        self.stats.counters.requests += 1
-        self.stats.counters.added += n
+        self._roster.enter(request, seqs)
 
     def retry_after(self) -> float:
         """A guess at the seconds until a place in the queue is free: at least one."""
@@ -204,26 +178,14 @@ class Scheduler:
             seq.due = first_due(request, output * self.decode_seconds(1))
         return seq
 
-    def _queue(self, seq: Sequence) -> None:
-        seq.state = State.WAITING
-        seq.record.queue(self.stats.journal)
-        self.num_waiting += 1
-        self._order.push(seq, max(self._now, seq.request.arrival))
-
     def _cached(self, seq: Sequence) -> int:
         """Tokens of it that the prefix cache has now."""
-        return len(self.blocks.lookup(seq, self._most_shared(seq))) * self.blocks.block_size
-
-    def _most_shared(self, seq: Sequence) -> int | None:
-        """The most tokens that may come from the cache: what is to be scored must be computed."""
-        scored = seq.scored and len(seq.scores) < seq.num_prompt - 1
-        return len(seq.scores) if scored else None
+        return len(self.blocks.lookup(seq, most_shared(seq))) * self.blocks.block_size
 
     def abort(self, request_id: str, now: float) -> list[Event]:
         """End all choices of a request at once. What is in flight is dropped when it comes back."""
         events = [
-            self._end(seq, FinishReason.ABORT, now)
-            for seq in list(self._choices.get(request_id, ()))
+            self._roster.end(seq, FinishReason.ABORT, now) for seq in self.choices(request_id)
         ]
         # Entries of ended sequences leave the queue when they surface; not if they are very many.
         self._aborts += len(events)
@@ -236,14 +198,11 @@ class Scheduler:
 
     def schedule(self, now: float) -> Batch | None:
         """The next step's work, or None if nothing can be computed now."""
-        self._now = now
-        self.stats.journal.open(now)
-        if self._expiries and self._expiries[0][0] <= now:
-            self._expire(now)
+        self._roster.fill(now)
         plan = _Plan(self.capacity, now)
         longer = self._plan_single(plan)
         self._pace.open(plan.chunks, plan.shape, now)
-        if longer or self.num_waiting:
+        if longer or self._roster.num_waiting:
             self._plan_longer(plan, longer)
         return self._batch(plan) if plan.chunks else None
 
@@ -280,7 +239,7 @@ class Scheduler:
     def _plan_longer(self, plan: _Plan, longer: list[Sequence]) -> None:
         """Go on with prompts, and let new sequences join, as the policy offers them."""
         if not self._running:
-            self._seats, self._opened = 0, self._next_id
+            self._roster.empty(self._next_id)
         longer = [seq for seq in longer if seq.state is State.RUNNING]
         blocks_for = self.blocks.blocks_for
         self._owed = sum(blocks_for(len(s.tokens)) - len(s.block_table) for s in longer)
@@ -355,6 +314,11 @@ class Scheduler:
             self._preempt(victim, plan)
         return True
 
+    def _preempt(self, seq: Sequence, plan: _Plan) -> None:
+        plan.drop(seq)
+        plan.preempted = True
+        self._roster.preempt(seq, plan.now)
+
     def _victim(self, seq: Sequence, now: float) -> Sequence | None:
         """Who loses least of those that may be preempted for `seq`; None if that is `seq` itself.
 
@@ -372,27 +336,13 @@ class Scheduler:
                 least, victim = lost, other
         return None if victim is seq else victim
 
-    def _preempt(self, seq: Sequence, plan: _Plan) -> None:
-        """Give its blocks back and queue it again; its rank is as before."""
-        plan.drop(seq)
-        plan.preempted = True
-        self._running.remove(seq)
-        self._seats -= 1
-        self._release(seq)
-        self.reserve.preempted()
-        self.stats.counters.recomputed_tokens += seq.num_computed
-        self.stats.counters.preemptions += 1
-        seq.record.preempted(plan.now, seq.num_computed)
-        seq.num_preemptions += 1
-        seq.num_computed = seq.num_scheduled = 0
-        self._queue(seq)
-
     # ---- admission ------------------------------------------------------------------------------
 
     def _admit(self, seq: Sequence, most: int, plan: _Plan) -> None:
         """Let a waiting sequence join, if there is room for it and time."""
         blocks, running = self.blocks, len(self._running)
-        occupancy = Occupancy(running, self._max_running, self._seats, self._opened)
+        roster = self._roster
+        occupancy = Occupancy(running, self._max_running, roster.seats, roster.opened)
         if not self.policy.admits(seq, occupancy) or not self._pace.joins(self._moving):
             full = running >= self._max_running
             grouped = not full and not self.policy.admits(seq, occupancy)
@@ -400,9 +350,9 @@ class Scheduler:
             if full and self._clear_way(seq, plan):
                 self._admit(seq, most, plan)
             return
-        limit = self._most_shared(seq)
+        limit = most_shared(seq)
         shared = blocks.lookup(seq, limit)
-        if self.policy.holds_twins and self._hold(seq, len(shared), limit):
+        if self.policy.holds_twins and roster.hold(seq, len(shared), limit):
             return
         start = len(shared) * blocks.block_size
         n, outputs = self._chunk(seq, start, self._in_time(seq, start, most, plan), plan.outputs)
@@ -415,7 +365,8 @@ class Scheduler:
             return
         self._grow(seq, start + n, shared)
         self._owed += blocks.blocks_for(len(seq.tokens)) - len(seq.block_table)
-        self._join(seq, start, plan.now)
+        roster.join(seq, start, plan.now)
+        self._reading.append(seq)
         plan.put(seq, n, outputs)
         seq.record.chunk(plan.now, start, n)
         self._order.served(seq, start, n)
@@ -435,49 +386,6 @@ class Scheduler:
             return True
         return blocks >= reserve.growth(self._running, size)
 
-    def _hold(self, seq: Sequence, num_shared: int, most: int | None) -> bool:
-        """Set a sequence aside whose next block another one is computing: it will then hit it."""
-        hash_ = self.blocks.awaited(seq, num_shared, most)
-        if hash_ is None:
-            return False
-        seq.state = State.HELD
-        seq.awaits = hash_
-        seq.record.hold(self.stats.journal)
-        leader = self.blocks.claimant(hash_)
-        if leader is not None and leader.first_token is None:
-            leader.due = min(leader.due, seq.due)  # it works for both now
-        self._held.setdefault(hash_, {})[seq.id] = seq
-        self.stats.counters.held += 1
-        return True
-
-    def _wake(self, hashes: Iterable[BlockHash]) -> None:
-        """Queue again those that were held for blocks now published or given up."""
-        for hash_ in hashes:
-            for seq in self._held.pop(hash_, {}).values():
-                self.num_waiting -= 1
-                self._queue(seq)
-
-    def _join(self, seq: Sequence, num_cached: int, now: float) -> None:
-        """Make a sequence run, its first num_cached tokens being in its blocks already."""
-        seq.state = State.RUNNING
-        seq.num_computed = seq.num_scheduled = num_cached
-        self.num_waiting -= 1
-        self._seats += 1
-        insort(self._running, seq, key=_key)
-        self._reading.append(seq)
-        self.blocks.claim(seq)
-        seq.record.join(self.stats.journal)
-        counters = self.stats.counters
-        if seq.first_scheduled is None:
-            seq.first_scheduled = now
-            seq.num_cached = num_cached
-            seq.record.cold = self.blocks.cold(seq, num_cached, self._most_shared(seq))
-            counters.admitted += 1
-            counters.prompt_tokens += seq.num_prompt
-            counters.cached_tokens += num_cached
-        else:
-            counters.recomputed_tokens -= num_cached
-
     # ---- rows -----------------------------------------------------------------------------------
 
     def _batch(self, plan: _Plan) -> Batch | None:
@@ -489,7 +397,7 @@ class Scheduler:
                 try:
                     wants = self._wants(seq, start, end)
                 except Exception as error:  # a watcher's: it fails this sequence alone
-                    self._events.append(self._fail(seq, _blamed(error), plan.now))
+                    self._roster.news.append(self._roster.fail(seq, blamed(error), plan.now))
                     continue
             seq.num_scheduled = end
             row = (seq.id, start, seq.tokens[start:end], seq.block_table, wants)
@@ -565,242 +473,19 @@ class Scheduler:
 
         Raises EngineError if the result is not of that batch.
         """
-        self._committed += 1
-        if not batch.step == result.step == self._committed:
-            raise EngineError(f"step {result.step} came back, {self._committed} was due")
-        self._note(batch, result, now)
-        events, self._events = self._events, []
-        live, results, size = self._live, result.rows, self.blocks.block_size
-        num_drafted = 0
-        for row in batch.rows:
-            seq_id, start, _, _, wants = row
-            seq, res = live[seq_id], results.get(seq_id)
-            seq.num_steps += 1
-            if wants is not seq.standing or res is None or res[3] is not None or len(res[0]) != 1:
-                num_drafted += len(seq.draft)
-                self._settle(seq, row, res, events, now)
-                continue
-            # What most rows are: one token in, the next one out.
-            seq.num_computed = new = start + 1
-            if not new % size:
-                self._publish(seq, start, new)
-            events.append(self._take(seq, res, now))
-        self._count(batch, result, events, num_drafted)
-        return events
-
-    def _note(self, batch: Batch, result: StepResult, now: float) -> None:
-        """The step in the journal, before its sequences look there."""
-        seconds = result.finished - result.started
-        self.stats.journal.stepped(len(batch.rows), self._shapes[0].tokens, seconds, now)
-
-    def _settle(
-        self, seq: Sequence, row: Row, res: RowResult | None, events: list[Event], now: float
-    ) -> None:
-        """Take the result of a row of any kind, whatever became of its sequence meanwhile."""
-        wants, drafted, size = row.outputs, len(seq.draft), self.blocks.block_size
-        old, new = seq.num_computed, row.start + len(row.tokens) - drafted
-        seq.num_computed = new
-        if seq.state is State.ENDED:
-            if new == seq.num_scheduled:
-                self._retire(seq)
-            return
-        fault = _fault(wants, res, drafted)
-        if fault is not None or res is None:
-            if drafted:
-                self._forgo(seq, old)
-            else:
-                events.append(self._fail(seq, fault or "no result", now))
-            return
-        seq.scores.extend(res.scores)
-        if new // size > old // size:
-            self._publish(seq, old, new)
-        if drafted:
-            self._verify(seq, res, events, now)
-        elif res.tokens:
-            events.append(self._take(seq, res, now))
-
-    def _count(
-        self, batch: Batch, result: StepResult, events: list[Event], num_drafted: int
-    ) -> None:
-        """Keep the totals; learn the step's time, and how long the executor stood before it."""
-        shape, rows, counters = self._shapes.popleft(), len(batch.rows), self.stats.counters
-        num_tokens = int(shape.tokens)
-        seconds = result.finished - result.started
-        counters.steps += 1
-        counters.rows += rows
-        counters.outputs += int(shape.sampled)
-        counters.computed_tokens += num_tokens
-        counters.output_tokens += sum([len(event[2]) for event in events])
-        counters.busy_seconds += seconds
-        self.model.observe(shape, seconds)
-        if result.started >= self._finished:
-            self.model.waited(result.started - self._finished)
-        self._finished = result.finished if self._running else inf
-        self.drafter.timed(rows, num_tokens, num_drafted, seconds)
+        events = self._settler.commit(batch, result, now)
         self.witness(batch, result)
-
-    def _publish(self, seq: Sequence, old: int, new: int) -> None:
-        self.blocks.publish(seq, old, new)
-        if self._held:
-            size = self.blocks.block_size
-            self._wake(seq.hashes[old // size : new // size])
-
-    def _verify(self, seq: Sequence, res: RowResult, events: list[Event], now: float) -> None:
-        """Take the choices of a row with a draft while what they rest on turns out right.
-
-        The choice after a guess was made as if the guess were the token before, under the mask
-        that is due then. KV beyond the last right guess is not counted: it is written again.
-        """
-        draft, seq.draft = seq.draft, NO_DRAFT
-        seq.num_drafted += len(draft)
-        accepted = seq.num_accepted
-        for i, token in enumerate(res.tokens):
-            seq.num_accepted = accepted + i
-            events.append(self._take(seq, RowResult((token,), res.logprobs[i : i + 1]), now))
-            if i == len(draft) or token != draft[i] or seq.state is State.ENDED:
-                break
-            old = seq.num_computed
-            seq.num_computed = seq.num_scheduled = old + 1
-            if (old + 1) % self.blocks.block_size == 0:
-                self._publish(seq, old, old + 1)
-        if seq.state is not State.ENDED:
-            self.blocks.trim(seq, seq.num_scheduled)
-        self.stats.drafted(len(draft), i)
-        self.drafter.learn(seq, len(draft), i)
-
-    def _forgo(self, seq: Sequence, computed: int) -> None:
-        """A row with a draft failed, perhaps for the draft's sake: compute it again without one,
-        and guess no more for this sequence."""
-        self.stats.drafted(len(seq.draft), 0)
-        seq.num_drafted += len(seq.draft)
-        seq.draft, seq.may_draft = NO_DRAFT, False
-        seq.num_computed = seq.num_scheduled = computed
-        self.blocks.trim(seq, computed)
-
-    def _take(self, seq: Sequence, res: RowResult, now: float) -> Event:
-        """Append the chosen token and see whether the sequence ends with it."""
-        chosen, logprobs, _, _, embedding = res
-        request, tokens, token = seq.request, seq.tokens, chosen[0]
-        finish = prompt_logprobs = None
-        if token in request.stop_ids and len(tokens) >= seq.stop_from:
-            finish = FinishReason.STOP
-        elif seq.watcher is not None:
-            try:
-                kept, finish = _advance(seq.watcher, chosen)
-            except Exception as error:
-                return self._fail(seq, _blamed(error), now)
-            if not kept:
-                chosen = logprobs = ()
-        if seq.first_token is None:
-            prompt_logprobs = self._first(seq, now)
-        seq.due += seq.pace
-        if chosen:
-            tokens.append(token)
-            if finish is None and len(tokens) >= seq.max_len:
-                finish = FinishReason.LENGTH
-        if finish is not None:
-            self._end(seq, finish, now)
-        event = (
-            request.id,
-            seq.choice,
-            chosen,
-            None if request.params.logprobs is None else logprobs,
-            prompt_logprobs,
-            finish,
-            None,
-            seq.num_cached,
-            seq.num_preemptions,
-            seq.num_drafted,
-            seq.num_accepted,
-            embedding,
-        )
-        return _new(Event, event)
-
-    def _first(self, seq: Sequence, now: float) -> tuple[TokenLogprob | None, ...] | None:
-        """A sequence has its first token: its stream begins here. Returns its prompt's scores."""
-        request = seq.request
-        seq.first_token = seq.due = now
-        seq.record.first = self.stats.journal.mark()
-        self._compare(request, now)
-        if request.slo:
-            expected = self.reserve.output(request.tenant, seq.max_len - seq.num_prompt)
-            seq.pace = pace_from(request, now, expected)
-        return (None, *seq.scores) if seq.scored else None
-
-    def _compare(self, request: Request, now: float) -> None:
-        """Tell the margin what became of the forecast of a first token."""
-        promised, forecast = request.slo.ttft, request.predicted
-        if promised is not None and forecast is not None:
-            self.margin.came(forecast.ttft, now - request.arrival, promised)
-
-    # ---- ends -----------------------------------------------------------------------------------
-
-    def _expire(self, now: float) -> None:
-        """End what should be over by now and was never started: nobody waits for it any more."""
-        expiries = self._expiries
-        while expiries and expiries[0][0] <= now:
-            seq = heappop(expiries)[2]
-            if seq.state in (State.WAITING, State.HELD) and seq.first_scheduled is None:
-                self.stats.counters.expired += 1
-                self._compare(seq.request, now)
-                event = self._end(seq, FinishReason.ABORT, now)
-                self._events.append(event._replace(error=EXPIRED))
-
-    def _fail(self, seq: Sequence, error: str, now: float) -> Event:
-        return self._end(seq, FinishReason.ERROR, now)._replace(error=error)
-
-    def _end(self, seq: Sequence, reason: FinishReason, now: float) -> Event:
-        """A sequence ends, wherever it is; its blocks wait for what is in flight."""
-        request_id = seq.request.id
-        choices = self._choices[request_id]
-        choices.remove(seq)
-        if not choices:
-            del self._choices[request_id]
-        if seq.state is State.RUNNING:
-            self._running.remove(seq)
-        else:
-            self.num_waiting -= 1
-            if seq.awaits is not None and seq.state is State.HELD:
-                self._held[seq.awaits].pop(seq.id)
-        seq.state = State.ENDED
-        seq.standing = None  # what comes back of it is dropped
-        self._order.ended(seq)
-        if reason in _BY_ITSELF:
-            self.reserve.ended(seq)
-        self.stats.ended(seq, reason, now)
-        if not seq.in_flight:
-            self._retire(seq)
-        if not self._running:
-            self.stats.emptied()
-        return Event(
-            request_id,
-            seq.choice,
-            finish=reason,
-            num_cached=seq.num_cached,
-            num_preemptions=seq.num_preemptions,
-            num_drafted=seq.num_drafted,
-            num_accepted=seq.num_accepted,
-        )
-
-    def _retire(self, seq: Sequence) -> None:
-        self._release(seq)
-        del self._live[seq.id]
-
-    def _release(self, seq: Sequence) -> None:
-        self.blocks.release(seq)
-        if self._held:
-            self._wake(seq.hashes)
+        return events
 
     # ---- what it looks like ---------------------------------------------------------------------
 
     def take_events(self) -> list[Event]:
         """News that no commit will bring: sequences whose watcher failed while scheduling."""
-        events, self._events = self._events, []
-        return events
+        return self._roster.take_news()
 
     def choices(self, request_id: str) -> tuple[Sequence, ...]:
         """The sequences of a request that have not ended; to read, not to change."""
-        return tuple(self._choices.get(request_id, ()))
+        return tuple(self._roster.choices.get(request_id, ()))
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -810,12 +495,24 @@ class Scheduler:
     @property
     def waiting(self) -> tuple[Sequence, ...]:
         """The sequences that wait, held ones among them, in no order; to read, not to change."""
-        held = [seq for group in self._held.values() for seq in group.values()]
-        return (*self._order, *held)
+        return (*self._order, *self._roster.set_aside)
+
+    @property
+    def drafter(self) -> Drafter:
+        """What guesses tokens, and learns which of them held."""
+        return self._settler.drafter
+
+    @drafter.setter
+    def drafter(self, drafter: Drafter) -> None:
+        self._settler.drafter = drafter
 
     @property
     def _moving(self) -> int:
         return self.policy.moving(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._roster.num_waiting
 
     @property
     def num_running(self) -> int:
@@ -855,22 +552,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether any sequence has not ended, or is in flight, or has news."""
-        return bool(self._live) or bool(self._events)
+        return bool(self._live) or bool(self._roster.news)
 
     def check(self) -> None:
         """Law 3 over all sequences, and that the scheduler's own books agree. For tests."""
-        live = list(self._live.values())
-        self.blocks.check([s for s in live if s.block_table or s.state is State.RUNNING])
-        running = [s for s in live if s.state is State.RUNNING]
-        assert sorted(running, key=_key) == self._running, "running: not by rank, or not all"
-        held = [s for group in self._held.values() for s in group.values()]
-        assert all(s.state is State.HELD for s in held)
-        waiting = [s for s in live if s.state in (State.WAITING, State.HELD)]
-        assert len(waiting) == self.num_waiting, "num_waiting"
-        assert not any(s.block_table or s.in_flight for s in waiting), "waiting, yet holds"
-        queued = list(self._order)
-        assert sorted(map(id, queued + held)) == sorted(map(id, waiting)), "lost in the queue"
-        assert all(s.in_flight for s in live if s.state is State.ENDED), "ended, never retired"
+        self._roster.check()
 
     def snapshot(self) -> dict[str, float]:
         """Counters and gauges by name."""
@@ -899,10 +585,6 @@ def _roomy(capacity: Capacity) -> Capacity:
         if getattr(capacity, name) < 1:
             raise ValueError(f"Capacity.{name} must be at least 1")
     return capacity
-
-
-def _key(seq: Sequence) -> tuple[float, int]:
-    return seq.key
 
 
 def _sample(seq: Sequence) -> SampleSpec:
@@ -942,29 +624,3 @@ def _after(spec: SampleSpec, guesses: array[int], may_stop: bool) -> SampleSpec:
         history=None if spec.history is None else spec.history + guesses,
         suppress=() if may_stop else spec.suppress,
     )
-
-
-def _blamed(error: Exception) -> str:
-    """What is said of a sequence whose watcher raised: what it refuses is its request's affair."""
-    return str(error) if isinstance(error, InvalidRequest) else f"watcher: {error!r}"
-
-
-def _advance(watcher: Watcher, tokens: tuple[int, ...]) -> tuple[int, FinishReason | None]:
-    """Tokens kept and why to stop; raises if the watcher breaks its contract."""
-    kept, finish = watcher.advance(tokens)
-    finish = None if finish is None else FinishReason(finish)
-    if not 0 <= kept <= len(tokens) or (kept < len(tokens) and finish is None):
-        raise ValueError(f"advance kept {kept} of {len(tokens)} tokens, finish {finish}")
-    return kept, finish
-
-
-def _fault(wants: tuple[Want, ...], res: RowResult | None, drafted: int) -> str | None:
-    """Why a row's result cannot be used, if so."""
-    if res is None:
-        return "the executor returned no result for this row"
-    if res.error is not None:
-        return res.error
-    sampled = 1 + drafted if wants and wants[-1].sample is not None else 0
-    if len(res.tokens) != sampled or len(res.scores) != len(wants) - sampled:
-        return f"{len(wants)} outputs wanted, {len(res.tokens)} tokens and {len(res.scores)} scores"
-    return None

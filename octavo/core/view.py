@@ -103,7 +103,7 @@ def _running(seq: Sequence) -> Running:
 def _waiting(scheduler: Scheduler) -> tuple[Waiting, ...]:
     if not scheduler.num_waiting:
         return ()
-    held = (seq for group in scheduler._held.values() for seq in group.values())
+    held = (seq for group in scheduler._roster.held.values() for seq in group.values())
     some = [*islice(scheduler._order, SCANNED), *islice(held, SCANNED)]
     first = nsmallest(SHOWN, some, key=lambda seq: seq.key)
     return tuple([_wait(scheduler, seq, at) for at, seq in enumerate(first)])

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import textwrap
 from array import array
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from octavo.core import blocks as blocks_module
 from octavo.core import scheduler as scheduler_module
 from octavo.core.blocks import BlockManager
 from octavo.core.request import Sequence, State
+from octavo.core.roster import Roster
 from octavo.core.scheduler import Scheduler, _Plan
+from octavo.core.settle import Settler
 from tests.core.workload import run
 
 Patch = pytest.MonkeyPatch
@@ -36,14 +39,12 @@ def wrap(patch: Patch, owner: type, name: str, after: Callable) -> None:
 
 def edit(patch: Patch, where: object, name: str, old: str, new: str) -> None:
     """Change a line of a function of the scheduler's."""
-    source = textwrap.dedent(inspect.getsource(getattr(where, name)))
+    original = getattr(where, name)
+    source = textwrap.dedent(inspect.getsource(original))
     assert source.count(old) == 1, f"{old!r} is not once in {name}"
     made: dict[str, object] = {}
-    exec(
-        "from __future__ import annotations\n" + source.replace(old, new),
-        vars(scheduler_module),
-        made,
-    )
+    edited = "from __future__ import annotations\n" + source.replace(old, new)
+    exec(edited, vars(sys.modules[original.__module__]), made)
     patch.setattr(where, name, made[name])
 
 
@@ -52,7 +53,7 @@ def publish_at_schedule(patch: Patch) -> None:
         for row in batch.rows if batch else ():
             seq = scheduler._live[row.seq_id]
             scheduler.blocks.publish(seq, seq.num_computed, seq.num_scheduled)
-            scheduler._wake(seq.hashes)
+            scheduler._roster.wake(seq.hashes)
 
     wrap(patch, Scheduler, "schedule", after)
     patch.setattr(BlockManager, "check", lambda self, live: None)
@@ -131,13 +132,13 @@ def publish_rounds_up(patch: Patch) -> None:
 
 
 def failed_rows_are_published(patch: Patch) -> None:
-    original = Scheduler._fail
+    original = Roster.fail
 
     def fail(self, seq, error, now):
         self.blocks.publish(seq, 0, seq.num_computed)
         return original(self, seq, error, now)
 
-    patch.setattr(Scheduler, "_fail", fail)
+    patch.setattr(Roster, "fail", fail)
 
 
 def grow_one_token_short(patch: Patch) -> None:
@@ -165,10 +166,10 @@ def preempted_in_flight(patch: Patch) -> None:
 
 
 def freed_in_flight(patch: Patch) -> None:
-    def after(_, scheduler, seq, reason, now):
-        scheduler.blocks.release(seq)
+    def after(_, roster, seq, reason, now):
+        roster.blocks.release(seq)
 
-    wrap(patch, Scheduler, "_end", after)
+    wrap(patch, Roster, "end", after)
 
 
 def freed_in_flight_unseen_by_check(patch: Patch) -> None:
@@ -177,13 +178,13 @@ def freed_in_flight_unseen_by_check(patch: Patch) -> None:
 
 
 def never_retired(patch: Patch) -> None:
-    original = Scheduler._retire
+    original = Roster.retire
 
     def retire(self, seq):
         if not seq.num_preemptions:
             original(self, seq)
 
-    patch.setattr(Scheduler, "_retire", retire)
+    patch.setattr(Roster, "retire", retire)
 
 
 def preempted_row_stays_in_the_plan(patch: Patch) -> None:
@@ -191,7 +192,7 @@ def preempted_row_stays_in_the_plan(patch: Patch) -> None:
 
 
 def held_and_never_woken(patch: Patch) -> None:
-    patch.setattr(Scheduler, "_wake", lambda self, hashes: None)
+    patch.setattr(Roster, "wake", lambda self, hashes: None)
 
 
 def claims_outlive_their_owner(patch: Patch) -> None:
@@ -235,11 +236,11 @@ def first_in_order_gives_way(patch: Patch) -> None:
 
 
 def abort_forgets_the_held(patch: Patch) -> None:
-    def after(_, scheduler, seq, num_shared, most):
+    def after(_, roster, seq, num_shared, most):
         if seq.state is State.HELD and seq.request.id.endswith("1"):
             seq.state = State.WAITING
 
-    wrap(patch, Scheduler, "_hold", after)
+    wrap(patch, Roster, "hold", after)
 
 
 MUTANTS = [
@@ -275,9 +276,9 @@ MUTANTS = [
 
 
 # Of speculation: what is changed where.
-VERIFY, LENGTHEN, FORGO = ((Scheduler, name) for name in ("_verify", "_lengthen", "_forgo"))
-AFTER, BATCH, END = (scheduler_module, "_after"), (Scheduler, "_batch"), (Scheduler, "_end")
-SETTLE, WANTS = ((Scheduler, name) for name in ("_settle", "_wants"))
+VERIFY, SETTLE, FORGO = ((Settler, name) for name in ("_verify", "_settle", "_forgo"))
+LENGTHEN, BATCH, WANTS = ((Scheduler, name) for name in ("_lengthen", "_batch", "_wants"))
+AFTER, END = (scheduler_module, "_after"), (Roster, "end")
 TRIM = "self.blocks.trim(seq, seq.num_scheduled)"
 EDITS = {
     "guesses taken unchecked": (VERIFY, " or token != draft[i]", ""),
@@ -334,7 +335,7 @@ EDITS = {
     "a fault behind a guess fails the sequence": (
         SETTLE,
         "self._forgo(seq, old)",
-        "events.append(self._fail(seq, fault, now))",
+        "events.append(self._roster.fail(seq, fault, now))",
     ),
     "a failed row counts as computed": (FORGO, "= computed", "= seq.num_computed"),
     "draft counted as the sequence's": (

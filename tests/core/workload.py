@@ -362,7 +362,7 @@ class Run:
             assert now < last + 500 + 8 * tokens, "no progress"
         blocks = self.scheduler.blocks
         assert blocks.num_available == blocks.num_blocks, "blocks leaked"
-        assert not self.scheduler._held or not any(self.scheduler._held.values()), "held for ever"
+        assert not self.scheduler._roster.set_aside, "held for ever"
         assert not blocks._claims, "claims leaked"
 
     def verify(self) -> None:
