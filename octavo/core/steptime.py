@@ -1,10 +1,14 @@
 """How long a step takes, as a function of its shape: a linear model, learned from every step.
 
-    t = fixed + token T + bend max(0, T - knee) + context K + area A + decode n + sample s
+    t = pace (fixed + token T + bend max(0, T - knee) + context K + area A + decode n + sample s)
 
 with T the tokens of the step, n its decodes (rows of one token) and K the sum of their contexts,
 A the sum over longer rows of c (start + c / 2), the pairs that attention looks at, and s the
 sampled positions. The bend is where a step stops waiting for weights and waits for arithmetic.
+
+A machine has not one speed: clocks rise and fall by a quarter from one second to the next, and all
+steps with them. `pace` follows that, by the last few steps beside what their shapes take in the
+long run, which the coefficients say.
 
 Coefficients start from a prior (the cost of the model's program on the machine) and follow the
 steps: least squares on the relative error with forgetting, kept near the prior by a ridge, never
@@ -34,8 +38,11 @@ RECENT = 512  # steps over which errors are reported
 WINDOW = 128  # steps from which spread and bias are taken
 REFRESH = 16  # steps between two looks at the spread
 LATE = 32  # steps that say whether the machine has changed
+FEW = 5  # steps whose median is the pace
+KNEES = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)  # tokens: where probes may put the bend
 YOUNG = 32  # steps after which a step far off is taken for an outlier
 DRIFT = 0.08  # mean error at which the model no longer trusts what it learned
+FAR = (0.7, 1.4)  # paces beyond which the long run is another one
 GAMMA = (1.03, 1.07, 1.25)  # least, first, most
 LOG = 16_384  # steps kept for the log
 
@@ -86,7 +93,7 @@ class StepFeatures(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Seconds per unit of each feature; `knee` is in tokens, and is not learned."""
+    """Seconds per unit of each feature; `knee` is in tokens, and learned from probes alone."""
 
     fixed: float
     token: float
@@ -110,6 +117,12 @@ class Coefficients:
             + self.sample * sampled
         )
 
+    def times(self, factor: float) -> Coefficients:
+        """The same on a machine that takes `factor` times as long."""
+        return replace(self, **{name: factor * getattr(self, name) for name in _TIMES})
+
+
+_TIMES = ("fixed", "token", "context", "area", "decode", "sample", "bend")
 
 # The belief of those who know nothing: a small model on a few cores.
 UNKNOWN = Coefficients(2e-3, 5e-4, 1e-7, 2e-8, 1e-5, 1e-4)
@@ -199,44 +212,55 @@ class Observation(NamedTuple):
 class StepModel:
     """Predicts step times and learns from them; one for each executor.
 
-    gamma: by how much to exceed a prediction so that nine steps in ten keep to it. gap: seconds
-    between two steps in which the executor waits for the host. drifting: whether the errors of
-    late are so large that old evidence is dropped.
+    pace: how long steps take now, beside what the coefficients of the long run say. gamma: by how
+    much to exceed a prediction so that nine steps in ten keep to it. gap: seconds between two steps
+    in which the executor waits for the host. drifting: whether the errors of late are so large that
+    old evidence is dropped.
     """
 
     def __init__(self, prior: Coefficients = UNKNOWN) -> None:
         if not (prior.fixed > 0 and prior.token > 0):
             raise ValueError("a prior needs a fixed and a token cost above 0")
         self.prior = prior
+        self.pace = 1.0
         self.gamma = GAMMA[1]
         self.gap = 0.0
         self.drifting = False
         self.steps: deque[Observation] = deque(maxlen=LOG)
         self._decode = _Fit(prior, _DECODE)
         self._mixed = _Fit(prior, _MIXED)
+        self._ratios: deque[float] = deque(maxlen=FEW)  # seconds / those of the long run
+        self._now: Coefficients | None = None  # of mixed steps at this pace
         self._errors: deque[float] = deque(maxlen=RECENT)  # predicted / seconds - 1
         self._spread = 0.25  # median of the absolute errors
         self._seen = 0
 
     @property
     def coefficients(self) -> Coefficients:
-        """Of mixed steps, which is what planning asks about."""
-        return self._mixed.solved
+        """Of mixed steps at the pace of now, which is what planning asks about."""
+        now = self._now
+        if now is None:
+            now = self._now = self._mixed.solved.times(self.pace)
+        return now
 
     @property
     def decode_coefficients(self) -> Coefficients:
-        """Of steps that only decode."""
-        return self._decode.solved
+        """Of steps that only decode, at the pace of now."""
+        return self._decode.solved.times(self.pace)
 
     def predict(self, features: StepFeatures) -> float:
-        """Seconds of a step of that shape, most likely."""
+        """Seconds of a step of that shape now, most likely."""
+        return self.pace * self.usual(features)
+
+    def usual(self, features: StepFeatures) -> float:
+        """Seconds of a step of that shape at the pace of the long run."""
         fit = self._mixed if features.prefill_area > 0.0 else self._decode
         return fit.solved.seconds(features)
 
     def most_tokens(self, features: StepFeatures, start: int, seconds: float) -> float:
         """How many tokens from `start` on may be added to a step of that shape so that it takes
         at most `seconds`: the positive root of a quadratic on either side of the knee."""
-        w = self._mixed.solved
+        w = self.coefficients
         left = seconds - w.seconds(features) - w.sample
         if left <= 0.0:
             return 0.0
@@ -251,7 +275,8 @@ class StepModel:
         if not seconds > 0.0:
             return
         fit = self._mixed if features.prefill_area > 0.0 else self._decode
-        predicted = fit.solved.seconds(features)
+        usual = fit.solved.seconds(features)
+        predicted = self.pace * usual
         self.steps.append(Observation(features, seconds, predicted))
         error = predicted / seconds - 1.0
         self._errors.append(error)
@@ -263,18 +288,22 @@ class StepModel:
         fit.add(fit.columns(features), seconds, 1.0 if trusted else 1.0 / far, keep)
         if young or fit.seen % 4 == 0:
             fit.solve(8 if young or self.drifting else 2)
+        if usual > 0.0:
+            self._ratios.append(seconds / usual)
+            self.pace = _pace(self._ratios)
+        self._now = None
         self._seen += 1
         if self._seen % REFRESH == 0:
             self._look()
 
     def calibrate(self, steps: list[tuple[StepFeatures, float]]) -> None:
         """Begin with these (shape, seconds): the prior is first brought to the machine's speed, so
-        that what they do not tell apart is at least of the right size."""
-        ratios = sorted(seconds / self.prior.seconds(shape) for shape, seconds in steps)
-        if not ratios:
+        that what they do not tell apart is at least of the right size, and bends where they do."""
+        if not steps:
             return
-        scale, names = ratios[len(ratios) // 2], [n for group in _MIXED for n in group]
-        self.prior = replace(self.prior, **{n: scale * getattr(self.prior, n) for n in names})
+        knees = dict.fromkeys((self.prior.knee, *KNEES))
+        priors = [_scaled(replace(self.prior, knee=knee), steps) for knee in knees]
+        self.prior = min(priors, key=lambda prior: _misfit(prior, steps))
         self._decode = _Fit(self.prior, _DECODE)
         self._mixed = _Fit(self.prior, _MIXED)
         for shape, seconds in steps:
@@ -287,7 +316,8 @@ class StepModel:
         self._spread = sizes[len(sizes) // 2]
         # A few wild steps are no drift: the latest ones' trimmed mean decides.
         late = sorted(map(abs, recent[:LATE]))[: LATE * 7 // 8]
-        self.drifting = len(recent) >= LATE and sum(late) / len(late) > DRIFT
+        off = sum(late) / len(late) > DRIFT or not FAR[0] < self.pace < FAR[1]
+        self.drifting = len(recent) >= LATE and off
         if len(recent) >= LATE:
             slower = sorted([1.0 / (1.0 + error) for error in recent])  # seconds / predicted
             tail = slower[int(0.9 * len(slower))]
@@ -312,6 +342,7 @@ class StepModel:
             "steptime_error": mape,
             "steptime_bias": bias,
             "steptime_gamma": self.gamma,
+            "steptime_pace": self.pace,
             "steptime_drifting": float(self.drifting),
             "steptime_gap_seconds": self.gap,
         }
@@ -326,7 +357,39 @@ class StepModel:
 
     def describe(self) -> dict[str, dict[str, float]]:
         """The coefficients in force, by regime."""
-        return {"decode": asdict(self._decode.solved), "mixed": asdict(self._mixed.solved)}
+        return {"decode": asdict(self.decode_coefficients), "mixed": asdict(self.coefficients)}
+
+
+def _scaled(prior: Coefficients, steps: list[tuple[StepFeatures, float]]) -> Coefficients:
+    """The prior at the speed that these steps had in the median."""
+    ratios = sorted(seconds / prior.seconds(shape) for shape, seconds in steps)
+    return prior.times(ratios[len(ratios) // 2])
+
+
+def _misfit(prior: Coefficients, steps: list[tuple[StepFeatures, float]]) -> float:
+    """How far these steps are from the best line that starts from `prior`: the mean relative error
+    of the nearest seven eighths."""
+    fits = (_Fit(prior, _DECODE), _Fit(prior, _MIXED))
+    for shape, seconds in steps:
+        fit = fits[shape.prefill_area > 0.0]
+        fit.add(fit.columns(shape), seconds, 1.0, 1.0)
+    for fit in fits:
+        fit.solve(32)
+    errors = sorted(
+        abs(fits[shape.prefill_area > 0.0].solved.seconds(shape) / seconds - 1.0)
+        for shape, seconds in steps
+    )
+    near = errors[: max(1, len(errors) * 7 // 8)]
+    return sum(near) / len(near)
+
+
+def _pace(ratios: deque[float]) -> float:
+    """The median, drawn toward 1 where the ratios agree among themselves no better than with 1."""
+    half = len(ratios) // 2
+    middle = sorted(ratios)[half]
+    off, spread = middle - 1.0, sorted([abs(ratio - middle) for ratio in ratios])[half]
+    square = off * off
+    return 1.0 + off * square / (square + spread * spread + 1e-12)
 
 
 def _root(area: float, slope: float, left: float) -> float:

@@ -58,6 +58,7 @@ ENGINE = (
         "steptime_bias", "step_time_bias_ratio", "Their mean signed error; above 0: too long.", True
     ),
     Row("steptime_gamma", "step_time_margin_ratio", "Factor on predicted step times.", True),
+    Row("steptime_pace", "step_time_pace_ratio", "Step times of now beside the usual.", True),
     Row("steptime_drifting", "step_time_drifting", "1 while predictions are relearned.", True),
     Row("steptime_gap_seconds", "step_gap_seconds", "Time between two steps, of late.", True),
     Row("admission_margin", "admission_margin_ratio", "Factor on forecast first tokens.", True),

@@ -111,13 +111,14 @@ class Fitted:
 
 
 class Learned:
-    """Durations that a `StepModel` predicts, and the host's gap between two steps."""
+    """Durations that a `StepModel` predicts at the pace of the long run, and the host's gap between
+    two steps."""
 
     def __init__(self, model: StepModel) -> None:
         self.model = model
 
     def __call__(self, batch: Batch) -> float:
-        return self.model.predict(StepFeatures.of(batch)) + self.model.gap
+        return self.model.usual(StepFeatures.of(batch)) + self.model.gap
 
 
 class Scaled:
