@@ -57,10 +57,24 @@ Item = Event | Timing | Admitted | Failed
 class Ticket:
     """The loop's side of one HTTP request: its engine requests and what has come for them.
 
-    News of choice c of the i-th request arrives as (i * n + c, event). Used in the loop only.
+    News of choice c of the i-th request arrives as (i * n + c, event). `reader`, if there is one,
+    is shown the news of a step while the request's task sleeps in `take`, and says whether it has
+    dealt with it: most steps of a stream then wake no task. It must not raise. Used in the loop
+    only.
     """
 
-    __slots__ = ("gone", "left", "news", "ping", "requests", "sending", "task", "touched", "waiter")
+    __slots__ = (
+        "gone",
+        "left",
+        "news",
+        "ping",
+        "reader",
+        "requests",
+        "sending",
+        "task",
+        "touched",
+        "waiter",
+    )
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = tuple(requests)
@@ -70,12 +84,23 @@ class Ticket:
         self.ping = False
         self.touched = 0.0  # when bytes were last handed to the socket
         self.sending = False
+        self.reader: Callable[[list[News]], bool] | None = None
         self.task: asyncio.Task[Any] | None = None
         self.waiter: asyncio.Future[None] | None = None
 
     def push(self, item: News) -> None:
         self.news.append(item)
         self.wake()
+
+    def hand_over(self) -> None:
+        """A step's news is complete: to the reader, or to the task."""
+        waiter, reader = self.waiter, self.reader
+        if waiter is None or waiter.done():
+            return  # the task is at work and will find it
+        if reader is not None and not self.gone and not self.ping and reader(self.news):
+            self.news = []
+        else:
+            waiter.set_result(None)
 
     def wake(self) -> None:
         waiter = self.waiter
@@ -250,6 +275,7 @@ class Driver:
 
     def _deliver(self, news: list[tuple[str | Ticket, Item]]) -> None:
         routes = self._routes
+        told_of: dict[Ticket, None] = {}
         for to, item in news:
             if isinstance(item, Event):
                 route = routes.get(item.request_id)
@@ -258,7 +284,8 @@ class Driver:
                 ticket, base = route
                 if item.finish is not None or item.error is not None:
                     self._ended(ticket)
-                ticket.push((base + item.choice, item))
+                ticket.news.append((base + item.choice, item))
+                told_of[ticket] = None
             elif isinstance(item, Timing):
                 for told in self.ended:
                     told(item)
@@ -267,6 +294,8 @@ class Driver:
                     self._forget(to)
                     to.left = 0
                 to.push(item)
+        for ticket in told_of:
+            ticket.hand_over()
         if self.failed is not None:
             self._fail_all(self.failed)
 

@@ -1,13 +1,14 @@
 """One generating request on the wire, from its body to its last byte: one write per step.
 
 Raises before the first byte, so that a refusal has its status; after it, an error event is the way
-the OpenAI API has to say that something went wrong.
+the OpenAI API has to say that something went wrong. Where the connection has a `Writer`, the steps
+in the middle of a stream are written as they are delivered, without waking the request's task.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
@@ -19,10 +20,11 @@ from octavo.core.request import Request
 from octavo.errors import OctavoError, Overloaded
 from octavo.server.deadlines import in_force
 from octavo.server.decoding import Ignored, said_ignored
-from octavo.server.driver import Admitted, Driver, Failed, Ticket
+from octavo.server.driver import Admitted, Driver, Failed, News, Ticket
 from octavo.server.headers import header
 from octavo.server.metrics import Metrics
 from octavo.server.reply import Asked, Reply, ShapeMaker
+from octavo.server.wire import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +85,16 @@ class Exchange:
             headers.append((b"x-octavo-predicted-ttft-ms", expected))
         return headers + said_ignored(self.job.ignored)
 
-    async def run(self, receive: Receive, send: Send) -> None:
-        """Answer, or raise before the first byte. A client that leaves ends the request."""
+    async def run(self, receive: Receive, send: Send, writer: Writer | None = None) -> None:
+        """Answer, or raise before the first byte. A client that leaves ends the request. writer: of
+        the connection behind `send`, if it has one."""
         driver = self.driver
         watch = asyncio.create_task(self._watch(receive))
         self.ticket.task = asyncio.current_task()
         driver.add(self.ticket)
         try:
             if self.job.asked.stream:
-                await self._stream(send)
+                await self._stream(send, writer)
             else:
                 await self._whole(send)
         except OSError:
@@ -137,7 +140,32 @@ class Exchange:
         await send(_start(200, b"application/json", self._said(), len(body)))
         await self._send(send, body)
 
-    async def _stream(self, send: Send) -> None:
+    def _at_once(self, writer: Writer) -> Callable[[list[News]], bool]:
+        """What writes the news of a step in the middle of the stream, from within its delivery; the
+        first token, the end, faults and connections that are full are left to the task."""
+        ticket, clock = self.ticket, self.driver.clock
+
+        def read(news: list[News]) -> bool:
+            if self.first is None or not writer.ready:
+                return False
+            events = []
+            for item in news:
+                if not isinstance(item, tuple) or item[1].finish is not None or item[1].error:
+                    return False
+                events.append(item)
+            try:
+                out = self.reply.feed(events)
+            except Exception as error:
+                ticket.news = [Failed(error)]  # for the task, which ends the stream with it
+                return False
+            if out:
+                ticket.touched = clock()
+                writer.write(out)
+            return True
+
+        return read
+
+    async def _stream(self, send: Send, writer: Writer | None) -> None:
         ticket = self.ticket
         await self._admitted()
         if ticket.gone:
@@ -148,6 +176,8 @@ class Exchange:
         first = self.reply.start()
         if first:
             await self._send(send, first, True)
+        if writer is not None:
+            ticket.reader = self._at_once(writer)
         try:
             while self.reply.open_choices:
                 out = await self._step()

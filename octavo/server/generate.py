@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +24,7 @@ from octavo.server.headers import header
 from octavo.server.reply import Asked, Head
 from octavo.server.service import Service
 from octavo.server.traces import Trace
+from octavo.server.wire import WRITER
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,10 @@ class Generate:
                     raise deadline.error from None
                 lease.reserve(job.requests)
                 exchange = self._admitted(job, ticket, trace)
+                writer = scope.get("extensions", {}).get(WRITER)
                 try:
-                    await _limited(exchange, deadline, receive, send, trace)
+                    with _limited(exchange, deadline, trace):
+                        await exchange.run(receive, send, writer)
                 finally:
                     lease.used = trace.num_prompt + trace.num_output
             finally:
@@ -127,14 +131,13 @@ class Deadline:
         )
 
 
-async def _limited(
-    exchange: Exchange, deadline: Deadline, receive: Receive, send: Send, trace: Trace
-) -> None:
-    """Answer before `deadline`, and put on record what came of it."""
+@contextlib.contextmanager
+def _limited(exchange: Exchange, deadline: Deadline, trace: Trace) -> Iterator[None]:
+    """It is answered before `deadline`, and what came of it is put on record."""
     loop = asyncio.get_running_loop()
     timer = loop.call_at(deadline.at, exchange.driver.fail, exchange.ticket, deadline.error)
     try:
-        await exchange.run(receive, send)
+        yield
     finally:
         timer.cancel()
         trace.outcome, trace.first = exchange.outcome, exchange.first
