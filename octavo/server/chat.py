@@ -65,21 +65,23 @@ def job_of(service: Service, body: protocol.ChatBody, visit: Visit, wire: Wire) 
         params = protocol.sampling(body, service.limits)
         box = tools_of(service, body)
         ids = _prompt(service, body, box)
-        speech = Speech.of(service, ids, box)
+        speech = Speech.of(service, ids, box, params)
+        shown = speech is not None and speech.tagged
         request = service.served.door.request(
             wire.id,
             ids,
             params if speech is None else speech.held(params),
             arrival=visit.arrival,
             caller=caller(visit.key, body, held := granted(service, body, visit)),
-            skip_special=body.skip_special_tokens is not False,
+            skip_special=body.skip_special_tokens is not False and not shown,
         )
     except InvalidRequest as error:
         error.param = wire.name(error.param)
         raise
     wanted = asked(service, wire.id, body)
     if speech is not None:
-        wanted = replace(wanted, parser=speech.parser)
+        skip = wanted.skip_special and not shown
+        wanted = replace(wanted, parser=speech.parser, skip_special=skip)
     return Job((request,), wanted, wire.shape, held.clamped, wire.ignored)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.errors import Unsupported
-from octavo.server.parsing import END_THOUGHT, OPEN_CALL, OPEN_THOUGHT
+from octavo.server.parsing import CALL_LIST, END_THOUGHT, OPEN_CALL, OPEN_THOUGHT
 from octavo.text import Tokenizer
 
 SWITCHES = ("enable_thinking", "thinking")
@@ -17,9 +17,9 @@ TAIL = 16  # tokens of a prompt's end in which a tag is sought
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """calls: "hermes", "llama", or None where the template has no tools, or a form that is not
-    read here. thinks: whether there are thoughts at all. switch: the template's variable that turns
-    them on and off, if it has one. efforts: whether it reads `reasoning_effort`."""
+    """calls: "hermes", "llama", "mistral", or None where the template has no tools, or a form that
+    is not read here. thinks: whether there are thoughts at all. switch: the template's variable
+    that turns them on and off, if it has one. efforts: whether it reads `reasoning_effort`."""
 
     calls: str | None = None
     thinks: bool = False
@@ -29,13 +29,8 @@ class Dialect:
     @classmethod
     def of(cls, templates: Mapping[str, str]) -> Dialect:
         source = "\n".join(templates.values())
-        calls = None
-        if "tools" in source and OPEN_CALL in source:
-            calls = "hermes"
-        elif "tools" in source and '"parameters"' in source.replace("\\", ""):
-            calls = "llama"
         return cls(
-            calls,
+            _calls(source) if "tools" in source else None,
             OPEN_THOUGHT in source or END_THOUGHT in source,
             next((name for name in SWITCHES if re.search(rf"{{%[^%]*\b{name}\b", source)), None),
             "reasoning_effort" in source,
@@ -54,6 +49,16 @@ class Dialect:
 
 
 PLAIN = Dialect()
+
+
+def _calls(source: str) -> str | None:
+    """The form of calls that a template shows or writes."""
+    plain = source.replace("\\n", "\n").replace("\\", "")
+    if OPEN_CALL in plain:  # others write no JSON between the tags
+        return "hermes" if re.search(r'\{"name":', plain) else None
+    if CALL_LIST in plain:
+        return "mistral" if re.search(re.escape(CALL_LIST) + r"\s*\[", plain) else None
+    return "llama" if '"parameters"' in plain else None
 
 
 @dataclass(frozen=True, slots=True)

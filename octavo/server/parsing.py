@@ -7,7 +7,9 @@ deltas joined, however it was cut. Nothing is lost: what looks like a call and i
 from __future__ import annotations
 
 import json
+import re
 import secrets
+import string
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -16,7 +18,9 @@ from octavo.text import overlap
 OPEN_THOUGHT, END_THOUGHT = "<think>", "</think>"
 OPEN_CALL, END_CALL = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
+CALL_LIST = "[TOOL_CALLS]"
 SPACE = " \t\r\n"
+CALL_KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
 
 
 class Said(NamedTuple):
@@ -75,6 +79,7 @@ class Thinking:
         self._then = then
         self._held = ""
         self._state = "thought" if opened else "start"
+        self._opened = opened
         self._began = False  # whether any of the thought, or of what follows it, was passed on
 
     @property
@@ -102,6 +107,11 @@ class Thinking:
     def _thought(self, text: str) -> Sequence[Delta]:
         if not self._began:
             text = text.lstrip(SPACE)
+            if self._opened and OPEN_THOUGHT.startswith(text):
+                self._held = text
+                return ()
+            if self._opened:  # by the prompt: some models write the tag again
+                text, self._opened = text.removeprefix(OPEN_THOUGHT).lstrip(SPACE), False
         end = text.find(END_THOUGHT)
         if end < 0:
             keep = overlap(text, END_THOUGHT)
@@ -124,7 +134,7 @@ class Thinking:
     def finish(self) -> Sequence[Delta]:
         held, self._held = self._held, ""
         if self._state == "thought":
-            held = held.rstrip(SPACE)
+            held = "" if held == OPEN_THOUGHT and self._opened else held.rstrip(SPACE)
             return (Thought(held),) if held else ()
         return [*(self._then.push(held) if held else ()), *self._then.finish()]
 
@@ -134,15 +144,17 @@ class CallReader:
 
     done: the object has ended; failed: it cannot go on so. ready: it is a call of one of `names`
     for sure, whatever follows. raw: all that was read; rest: text after the end or the failure.
+    keys: the only ones that the object may have, where other ones make it none.
     """
 
-    def __init__(self, names: frozenset[str]) -> None:
+    def __init__(self, names: frozenset[str], keys: frozenset[str] | None = None) -> None:
         self.name: str | None = None
         self.done = False
         self.failed = False
         self.raw = ""
         self.rest = ""
         self._names = names
+        self._keys = keys
         self._at = 0  # read so far
         self._state = "open"
         self._key = ""
@@ -157,6 +169,11 @@ class CallReader:
     @property
     def ready(self) -> bool:
         return self.name is not None and (self.done or self._arguments is not None)
+
+    @property
+    def argued(self) -> bool:
+        """Whether arguments have been named."""
+        return self._arguments is not None
 
     def push(self, text: str) -> str:
         """More text; returns the arguments' text that can be passed on."""
@@ -209,6 +226,7 @@ class CallReader:
         elif c == '"':
             key = _loaded(self.raw[self._start : self._at + 1])
             self._key, self._state = key if isinstance(key, str) else "", "colon"
+            return self._keys is None or self._key in self._keys
         return True
 
     def _begin_value(self, c: str) -> bool:
@@ -233,7 +251,7 @@ class CallReader:
                 self._quoted = False
                 if not self._depth:
                     return self._end_value(self._at + 1)
-            return True
+            return self._depth > 0 or self._key != "name" or self._namely()
         if self._scalar:
             if c in SPACE or c in ",}":
                 if not self._end_value(self._at):
@@ -244,6 +262,11 @@ class CallReader:
             self._quoted = True
         self._depth += (c in "{[") - (c in "}]")
         return bool(self._depth) or self._end_value(self._at + 1)
+
+    def _namely(self) -> bool:
+        """Whether what has come of the name's string can still become a name."""
+        begun = self.raw[self._start + 1 : self._at + 1]
+        return "\\" in begun or any(name.startswith(begun) for name in self._names)
 
     def _end_value(self, end: int) -> bool:
         """A value has ended; False if there cannot be such a one."""
@@ -282,6 +305,7 @@ class _Calls:
         self._count = 0
         self._reader: CallReader | None = None
         self._named = False
+        self._held = ""
 
     def _read(self, text: str) -> list[Delta]:
         """Let the reader have more; deltas of its call."""
@@ -292,10 +316,13 @@ class _Calls:
             return made
         if not self._named:
             self._named = True
-            made.append(Called(self._count, "", new_id(), self._reader.name))
+            made.append(Called(self._count, "", self._id(), self._reader.name))
         if arguments:
             made.append(Called(self._count, arguments))
         return made
+
+    def _id(self) -> str:
+        return new_id()
 
     def _begin(self) -> None:
         self._reader, self._named = CallReader(self._names), False
@@ -303,6 +330,23 @@ class _Calls:
     def _close(self) -> None:
         self._reader = None
         self._count += self._named
+
+    def _say(self, text: str, made: list[Delta]) -> None:
+        if text:
+            made.append(Said(text))
+
+    def _before(self, tag: str, text: str, made: list[Delta]) -> tuple[str, str] | None:
+        """Say what comes before a tag, but not the white space at its end: (the tag with that
+        space before it, what follows it) once it has come."""
+        text, self._held = self._held + text, ""
+        at = text.find(tag)
+        end = len(text) - overlap(text, tag) if at < 0 else at
+        shown = text[:end].rstrip(SPACE)
+        self._say(shown, made)
+        if at < 0:
+            self._held = text[len(shown) :]
+            return None
+        return text[len(shown) : at] + tag, text[at + len(tag) :]
 
 
 class HermesCalls(_Calls):
@@ -313,7 +357,6 @@ class HermesCalls(_Calls):
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(names)
-        self._held = ""
         self._opened = ""  # the tag before the call, with the white space before it
         self._ending = False
 
@@ -331,23 +374,12 @@ class HermesCalls(_Calls):
 
     def _spoken(self, text: str, made: list[Delta]) -> str:
         """Say what is no call; returns the text that is left when one begins."""
-        text, self._held = self._held + text, ""
-        at = text.find(OPEN_CALL)
-        if at >= 0:
-            shown = text[:at].rstrip(SPACE)
-            self._say(shown, made)
-            self._opened = text[len(shown) : at] + OPEN_CALL
-            self._begin()
-            return text[at + len(OPEN_CALL) :]
-        keep = overlap(text, OPEN_CALL)
-        shown = text[: len(text) - keep].rstrip(SPACE)
-        self._held = text[len(shown) :]
-        self._say(shown, made)
-        return ""
-
-    def _say(self, text: str, made: list[Delta]) -> None:
-        if text:
-            made.append(Said(text))
+        found = self._before(OPEN_CALL, text, made)
+        if found is None:
+            return ""
+        self._opened, rest = found
+        self._begin()
+        return rest
 
     def _judged(self, made: list[Delta]) -> str:
         """After reading: whether the call goes on, has ended or was none; text that is left."""
@@ -399,7 +431,6 @@ class LlamaCalls(_Calls):
 
     def __init__(self, names: frozenset[str]) -> None:
         super().__init__(names)
-        self._held = ""
         self._state = "start"
 
     def push(self, text: str) -> Sequence[Delta]:
@@ -453,11 +484,219 @@ class LlamaCalls(_Calls):
         return (Said(held),) if held and (self._count == 0 or held.strip(SPACE + ";,")) else ()
 
 
+class MistralCalls(_Calls):
+    """[TOOL_CALLS] [{"name": ..., "arguments": ...}, ...], or the list alone where an answer
+    begins with it: Mistral's v2 to v7. Their templates take ids of nine letters and digits."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__(names)
+        self._opened = ""  # what came of a list since the last call in it
+        self._calls = 0  # in the list
+        self._state = "start"
+
+    def _id(self) -> str:
+        return nine()
+
+    def push(self, text: str) -> Sequence[Delta]:
+        made: list[Delta] = []
+        while text:
+            if self._reader is not None:
+                made += self._read(text)
+                text = self._judged(made)
+            elif self._state == "start":
+                text = self._start(text)
+            elif self._state == "spoken":
+                text = self._spoken(text, made)
+            else:
+                text = self._between(text, made)
+        return made
+
+    def _start(self, text: str) -> str:
+        """Whether the answer begins with a list that has no tag; returns the text to go on with."""
+        text, self._held = self._held + text, ""
+        if re.fullmatch(r"\s*(\[\s*)?", text):
+            self._held = text
+            return ""
+        self._state = "spoken"
+        if re.match(r"\s*\[\s*\{", text):
+            self._state, self._calls, self._opened = "tag", 0, ""
+        return text
+
+    def _spoken(self, text: str, made: list[Delta]) -> str:
+        found = self._before(CALL_LIST, text, made)
+        if found is None:
+            return ""
+        self._opened, rest = found
+        self._state, self._calls = "tag", 0
+        return rest
+
+    def _between(self, text: str, made: list[Delta]) -> str:
+        """Of a list, what is outside of its objects; returns the text to go on with."""
+        shown = text.lstrip(SPACE)
+        self._opened += text[: len(text) - len(shown)]
+        if not shown:
+            return ""
+        follow = {"tag": {"[": "first"}, "first": {"{": "call"}, "next": {",": "first", "]": "end"}}
+        state = follow[self._state].get(shown[0])
+        if state == "call":
+            self._begin()
+            return shown
+        if state is None or state == "end":
+            if not self._calls:
+                self._say(self._opened, made)
+            self._state, self._opened = "spoken", ""
+            return shown[state == "end" :]
+        self._state, self._opened = state, self._opened + shown[0]
+        return shown[1:]
+
+    def _judged(self, made: list[Delta]) -> str:
+        reader = self._reader
+        assert reader is not None
+        if not (reader.done or reader.failed):
+            return ""
+        self._state = "next" if self._named and reader.done else "spoken"
+        if self._named:
+            self._calls += 1
+        else:
+            self._say(self._opened + reader.raw, made)
+        self._opened = ""
+        self._close()
+        return reader.rest
+
+    def finish(self) -> Sequence[Delta]:
+        made: list[Delta] = []
+        reader, held = self._reader, self._held
+        self._held = ""
+        if reader is not None:
+            if not self._named:
+                self._say(self._opened + reader.raw, made)
+            self._close()
+        elif self._state in ("start", "spoken"):
+            if self._count == 0 or held.strip(SPACE):
+                self._say(held, made)
+        elif not self._calls:
+            self._say(self._opened, made)
+        return made
+
+
+class WholeCalls:
+    """An answer that is nothing but a call without its tags, or a list of such, and be it in a
+    fence: so small models answer. Whatever else comes is for `then`.
+
+    begins: with which characters such an answer may begin. Nothing is passed on while the text may
+    still be one; names of no tool, keys that calls do not have, or anything beside it end that.
+    """
+
+    thinking = False
+    _HEAD = re.compile(r"\s*(?:(?P<fence>```)[A-Za-z_]*\s*)?(?P<list>\[\s*)?")
+    _MAY = re.compile(r"\s*(?:`{0,2}|```[A-Za-z_]*\s*(?:\[\s*)?|\[\s*)")
+    MOST_HEAD = 64
+
+    def __init__(self, then: Parser, names: frozenset[str], begins: str, id: Callable[[], str]):
+        self._then = then
+        self._names = names
+        self._begins = begins
+        self._id = id
+        self._held = ""
+        self._state = "head"
+        self._awaited = ""  # after the calls, of what closes the list and the fence
+        self._calls: list[tuple[CallReader, list[str]]] = []
+
+    def push(self, text: str) -> Sequence[Delta]:
+        if self._state == "then":
+            return self._then.push(text)
+        self._held += text
+        text = self._head() if self._state == "head" else text
+        while text:
+            text = self._object(text) if self._state == "object" else self._between(text)
+        return self._given_up() if self._state == "lost" else ()
+
+    def _given_up(self) -> Sequence[Delta]:
+        held, self._held, self._state = self._held, "", "then"
+        self._calls.clear()
+        return self._then.push(held)
+
+    def _head(self) -> str:
+        """What comes before the first object; returns its text once that has begun."""
+        begun = self._held.lstrip(SPACE)
+        at = self._held.find("{")
+        if begun and begun[0] not in self._begins:
+            self._state = "lost"
+        elif at >= 0:
+            head = self._HEAD.fullmatch(self._held, 0, at)
+            if head is None:
+                self._state = "lost"
+                return ""
+            self._awaited = ("]" if head["list"] else "") + (head["fence"] or "")
+            self._open()
+            return self._held[at:]
+        elif len(self._held) > self.MOST_HEAD or not self._MAY.fullmatch(self._held):
+            self._state = "lost"
+        return ""
+
+    def _open(self) -> None:
+        self._calls.append((CallReader(self._names, CALL_KEYS), []))
+        self._state = "object"
+
+    def _object(self, text: str) -> str:
+        reader, arguments = self._calls[-1]
+        arguments.append(reader.push(text))
+        if reader.failed or (reader.done and not self._is_call(reader)):
+            self._state = "lost"
+            return ""
+        self._state = "between" if reader.done else "object"
+        return reader.rest if reader.done else ""
+
+    def _is_call(self, reader: CallReader) -> bool:
+        return reader.argued and isinstance(_loaded(reader.raw), dict)
+
+    def _between(self, text: str) -> str:
+        """After an object: a comma and the next one in a list, or what closes it all."""
+        text = text.lstrip(SPACE)
+        if not text:
+            return ""
+        if self._state == "comma" and text[0] == "{":
+            self._open()
+            return text
+        if self._state == "between" and text[0] == "," and self._awaited[:1] == "]":
+            self._state = "comma"
+        elif self._state == "between" and text[0] == self._awaited[:1]:
+            self._awaited = self._awaited[1:]
+        else:
+            self._state = "lost"
+            return ""
+        return text[1:]
+
+    def finish(self) -> Sequence[Delta]:
+        if self._state == "between" and not self._awaited:
+            self._state, self._held = "then", ""
+            made: list[Delta] = []
+            for number, (reader, arguments) in enumerate(self._calls):
+                made.append(Called(number, "", self._id(), reader.name))
+                made.append(Called(number, "".join(arguments)))
+            return made
+        return [*(self._given_up() if self._held else ()), *self._then.finish()]
+
+
 def new_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-PARSERS: dict[str, Callable[[frozenset[str]], Parser]] = {
-    "hermes": HermesCalls,
-    "llama": LlamaCalls,
+def nine() -> str:
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+class Form(NamedTuple):
+    """How calls are written. parser: what reads them; bare: with which characters an answer may
+    begin that is calls without tags (`WholeCalls`); id: a new one."""
+
+    parser: Callable[[frozenset[str]], Parser]
+    bare: str
+    id: Callable[[], str] = new_id
+
+
+FORMS: dict[str, Form] = {
+    "hermes": Form(HermesCalls, "{[`"),
+    "llama": Form(LlamaCalls, "[`"),  # it reads an object alone, as it comes
+    "mistral": Form(MistralCalls, "{`", nine),  # and it a list
 }

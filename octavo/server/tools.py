@@ -99,7 +99,7 @@ class Toolbox:
         strict = any(function.strict for function in self.functions)
         if not (self.must or strict or text is not None or not self.several):
             return None
-        lark = _hermes(self, text) if dialect == "hermes" else _llama(self, text)
+        lark = GRAMMARS[dialect](self, text)
         rules = [_rule(i, function, dialect) for i, function in enumerate(self.functions)]
         any_call = " | ".join(f"f{i}" for i in range(len(rules)))
         grammar = "\n".join(["%llguidance {}", *lark, f"object: {any_call}", *rules])
@@ -162,8 +162,22 @@ def _llama(box: Toolbox, text: StructuredOutputs | None) -> list[str]:
     return [f"start: object {more} | TEXT", "TEXT: /[^{](.|\\n)*/"]
 
 
+def _mistral(box: Toolbox, text: StructuredOutputs | None) -> list[str]:
+    """A list. Its tag is a control token, which no grammar writes: the list begins the answer."""
+    more = '(", " object)*' if box.several else ""
+    calls = f'"[" object {more} "]"'
+    if box.must:
+        return [f"start: {calls}"]
+    if text is not None:
+        return [f"start: {calls} | {_value(text)}"]
+    return [f"start: {calls} | TEXT", "TEXT: /[^\\[](.|\\n)*/"]
+
+
+GRAMMARS = {"hermes": _hermes, "llama": _llama, "mistral": _mistral}
+
+
 def _rule(index: int, function: Function, dialect: str) -> str:
-    key = "arguments" if dialect == "hermes" else "parameters"
+    key = "parameters" if dialect == "llama" else "arguments"
     head = f'{{"name": {json.dumps(function.name)}, "{key}": '
     schema = function.parameters or NO_PARAMETERS
     if "properties" in schema and not _OPEN & schema.keys():

@@ -14,11 +14,14 @@ from octavo.server.parsing import (
     Called,
     HermesCalls,
     LlamaCalls,
+    MistralCalls,
     Parser,
     Plain,
     Said,
     Thinking,
     Thought,
+    WholeCalls,
+    nine,
 )
 
 NAMES = frozenset({"get_weather", "now", "réserver"})
@@ -133,14 +136,117 @@ def test_llama_calls(text: str, said: str, calls: tuple[tuple[str, str], ...]) -
         assert heard(LlamaCalls(NAMES), pieces)[1:] == (said, calls)
 
 
-@pytest.mark.parametrize("parser", [HermesCalls, LlamaCalls])
+MISTRAL_ROME = ROME[:-1] + ', "id": "D681PevKs"}'
+MISTRAL: list[tuple[str, str, tuple[tuple[str, str], ...]]] = [
+    ("hello [world]", "hello [world]", ()),
+    (f"[TOOL_CALLS] [{MISTRAL_ROME}]", "", (("get_weather", ARGUMENTS),)),
+    (f"[TOOL_CALLS][{ROME}, {NOW}]", "", (("get_weather", ARGUMENTS), ("now", "{}"))),
+    (f"Let me see.\n[TOOL_CALLS] [{NOW}]", "Let me see.", (("now", "{}"),)),
+    (f"[{NOW}]", "", (("now", "{}"),)),
+    (f" [ {ROME},\n{NOW} ]\n", "", (("get_weather", ARGUMENTS), ("now", "{}"))),
+    (f"[TOOL_CALLS] [{NOW}] That is all.", " That is all.", (("now", "{}"),)),
+    # Cut short: a list without its end, arguments without theirs.
+    (f"[TOOL_CALLS] [{NOW}", "", (("now", "{}"),)),
+    ('[TOOL_CALLS] [{"name": "now", "arguments": {"a": [1', "", (("now", '{"a": [1'),)),
+    *((text, text, ()) for text in (
+        "[TOOL_CALLS]", "[TOOL_CALLS] [", "[TOOL_CALLS] []", "[TOOL_CALLS] now", "[TOOL_CAL", "[",
+        "[1, 2]", "[]", '[{"a": 1}]', '[{"name": "Anna", "arguments": {}}]', "  ", "",
+        '[TOOL_CALLS] [{"name": "unknown", "arguments": {}}]', "[[1], [2]]", "[ ]",
+        f"see [{NOW}]",
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said", "calls"), MISTRAL, ids=[h[0][:60] for h in MISTRAL])
+def test_mistral_calls(text: str, said: str, calls: tuple[tuple[str, str], ...]) -> None:
+    for pieces in cuts(text):
+        assert heard(MistralCalls(NAMES), pieces)[1:] == (said, calls)
+
+
+def whole_calls(names: frozenset[str], begins: str = "{[`") -> Parser:
+    return WholeCalls(HermesCalls(names), names, begins, nine)
+
+
+# What Qwen2.5-Coder 0.5B and 1.5B wrote, greedy, with get_weather and get_time as tools.
+WROTE = '```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Rome"\n  }\n}\n```'
+JOKE = '{"name": "Joke", "arguments": {"message": "Why did the tomato turn red?"}}'
+ANNA = '```json\n{\n  "name": "Anna",\n  "arguments": {\n    "city": "New York"\n  }\n}\n```'
+WHOLE: list[tuple[str, str, tuple[tuple[str, str], ...]]] = [
+    (WROTE, "", (("get_weather", '{\n    "city": "Rome"\n  }'),)),
+    (ROME, "", (("get_weather", ARGUMENTS),)),
+    (f"\n{ROME}\n", "", (("get_weather", ARGUMENTS),)),
+    (LLAMA_ROME, "", (("get_weather", ARGUMENTS),)),
+    (f"```\n{NOW}\n```\n", "", (("now", "{}"),)),
+    (f"```tool_call\n{NOW}```", "", (("now", "{}"),)),
+    (f"[{ROME}, {NOW}]", "", (("get_weather", ARGUMENTS), ("now", "{}"))),
+    (f"```json\n[\n  {ROME},\n  {NOW}\n]\n```", "",
+     (("get_weather", ARGUMENTS), ("now", "{}"))),
+    ('{"type": "function", "id": "a", "name": "now", "parameters": null}', "", (("now", "{}"),)),
+    ('{"arguments": {"a": 1}, "name": "now"}', "", (("now", '{"a": 1}'),)),
+    (wrap(ROME), "", (("get_weather", ARGUMENTS),)),
+    (f"I look.\n{wrap(NOW)}", "I look.", (("now", "{}"),)),
+    # None of these is a call: all of it is text.
+    *((text, text, ()) for text in (
+        JOKE, ANNA, "", "  ", "hello", "{", "{}", "[]", "```", "`now`", "```json\n", "[1, 2]",
+        '{"name": "now"}', '{"name": "now", "arguments": [1]}',
+        '{"name": "now", "arguments": "{}"}', '{"name": "now", "arguments": {}, "mood": "good"}',
+        '{"city": "Rome", "temperature": 21}', '{"name": "Rome", "temperature": 21}',
+        f"{NOW} That is the call.", f"```json\n{NOW}\n```\nThis asks for the time.",
+        f"The call:\n```json\n{NOW}\n```", f"```json\n{NOW}\n", f"{NOW}\n```", f"{NOW}]",
+        f"[{NOW}", f"[{NOW},]", f"[{NOW}, 1]", f"[{NOW}, {JOKE}]", f"[{NOW}] [{NOW}]",
+        f"{NOW}\n{NOW}", '```python\nprint({"name": "now"})\n```', "[[" + NOW + "]]",
+        '{"name": "now", "arguments": {"a": 1,}}', '{"name": "now", "arguments": {} ',
+        '{"name": "now", "arguments": {"a": "cut',
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said", "calls"), WHOLE, ids=[h[0][:60] for h in WHOLE])
+def test_an_answer_that_is_nothing_but_a_call_without_tags_is_a_call(
+    text: str, said: str, calls: tuple[tuple[str, str], ...]
+) -> None:
+    for pieces in cuts(text):
+        assert heard(whole_calls(NAMES), pieces)[1:] == (said, calls)
+
+
+HELD = [
+    ("The ", ["The"]),
+    ("{", []),
+    ('{"na', []),
+    ('{"name": "Jo', ['{"name": "Jo']),  # no tool's name begins so
+    ('{"city"', ['{"city"']),
+    ('{"name": "now", "arguments": {"long', []),
+    (f"{NOW}\n\n", []),
+    (f"{NOW}\nT", [f"{NOW}\nT"]),
+    ("```json\n", []),
+    ("```json\nx", ["```json\nx"]),
+    ("[1", ["[1"]),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), HELD)
+def test_an_answer_is_held_back_only_while_it_may_yet_be_nothing_but_calls(
+    text: str, said: list[str]
+) -> None:
+    parser = whole_calls(NAMES)
+    shown = [d for c in text for d in parser.push(c)]
+    assert "".join(d.text for d in shown if isinstance(d, Said)) == "".join(said)
+
+
+def test_an_answer_begins_as_it_is_asked_to() -> None:
+    for begins, text in (("[`", NOW), ("{`", f"[{NOW}]"), ("{[", WROTE)):
+        assert heard(whole_calls(NAMES, begins), [text])[1:] == (text, ())
+
+
+@pytest.mark.parametrize("parser", [HermesCalls, LlamaCalls, MistralCalls, whole_calls])
 @settings(derandomize=True, max_examples=300)
 @given(data=st.data())
 def test_how_text_is_cut_changes_nothing_and_no_character_is_lost(
     parser: Callable[[frozenset[str]], Parser], data: st.DataObject
 ) -> None:
     bits = [ROME, LLAMA_NOW, "<tool_call>", "</tool_call>", "{", "}", '"name"', ": ", '"now"', " x",
-            "\n", ", ", '"arguments"', "[1]", "\\", '"', "null", "; "]  # fmt: skip
+            "\n", ", ", '"arguments"', "[1]", "\\", '"', "null", "; ", "[TOOL_CALLS]",
+            "[", "]", NOW, "```json\n", "```"]  # fmt: skip
     parts = data.draw(st.lists(st.sampled_from(bits), max_size=12))
     text = "".join(parts)
     whole = heard(parser(NAMES), [text])
@@ -173,6 +279,10 @@ def test_text_is_held_back_only_while_it_may_yet_be_a_call() -> None:
 THOUGHTS = [
     ("<think>\nso\n</think>\n\nyes", False, "so", "yes"),
     ("so be it</think>yes", True, "so be it", "yes"),
+    ("<think>\nso be it</think>yes", True, "so be it", "yes"),  # the tag a second time
+    ("<think>", True, "", ""),
+    ("<thi", True, "<thi", ""),
+    ("so <think>more</think>yes", True, "so <think>more", "yes"),
     ("\n<think>\n\n</think>\n\nyes ", False, "", "yes "),
     ("yes <think>no</think>", False, "", "yes <think>no</think>"),
     ("<think>cut off", False, "cut off", ""),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from octavo.models.weights import open_checkpoint
 from octavo.server import protocol
 from octavo.server.dialect import Dialect
 from octavo.server.tools import toolbox
-from tests.server.fakes import FakeExecutor
+from tests.server.fakes import FakeExecutor, FakeTokenizer
 from tests.server.house import House, chat, events, inside
 
-HERMES, LLAMA = Dialect("hermes"), Dialect("llama")
+HERMES, LLAMA, MISTRAL = Dialect("hermes"), Dialect("llama"), Dialect("mistral")
 WEATHER: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer", "maximum": 9}},
@@ -136,6 +137,46 @@ def test_llama_writes_bare_objects() -> None:
     assert choice.message.content is None
 
 
+FENCED = '```json\n{\n  "name": "weather",\n  "arguments": {\n    "city": "Rome"\n  }\n}\n```'
+
+
+def test_a_call_in_a_fence_or_without_tags_is_a_call_where_nothing_forbids_it() -> None:
+    for script in (FENCED, '{"name": "weather", "arguments": {"city": "Rome"}}'):
+        choice = client_reads(house(script), asked())
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == (
+            "weather", {"city": "Rome"},
+        )  # fmt: skip
+        choice = client_reads(house(script), asked(max_tokens=len(script) - 4))
+        assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
+        assert choice.message.content == script[:-4]
+
+
+def test_an_object_stays_text_where_text_was_asked_to_be_one_or_arguments_to_be_valid() -> None:
+    script = '{"name": "weather", "arguments": {"town": "Rome"}}'
+    strict = [tool("weather", WEATHER, strict=True)]
+    for fields in ({"response_format": {"type": "json_object"}}, {"tools": strict}):
+        choice = client_reads(house(script), asked(**fields))
+        assert (choice.message.content, choice.message.tool_calls) == (script, None)
+
+
+MISTRALS = (
+    '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Oslo"}}, '
+    '{"name": "now", "arguments": {}}]'
+)
+
+
+def test_mistral_writes_a_list_and_wants_short_ids() -> None:
+    for script in (MISTRALS, MISTRALS.removeprefix("[TOOL_CALLS] ")):
+        choice = client_reads(house(script, MISTRAL), asked())
+        assert [call.function.name for call in choice.message.tool_calls] == ["weather", "now"]
+        assert all(re.fullmatch("[a-zA-Z0-9]{9}", call.id) for call in choice.message.tool_calls)
+        assert choice.message.content is None
+    one = client_reads(house(MISTRALS.split(" ", 1)[1], MISTRAL), asked(parallel_tool_calls=False))
+    assert [call.function.name for call in one.message.tool_calls] == ["weather"]
+
+
 @pytest.mark.parametrize("script", ["no tools today", '<tool_call>{"name": "other"}', "<tool_call"])
 def test_what_is_no_call_is_content(script: str) -> None:
     choice = client_reads(house(script), asked())
@@ -149,7 +190,7 @@ def test_a_call_that_is_cut_off_ends_by_length() -> None:
     assert choice.message.tool_calls[0].function.arguments == '{"city": "'
 
 
-@pytest.mark.parametrize("dialect", [HERMES, LLAMA], ids=["hermes", "llama"])
+@pytest.mark.parametrize("dialect", [HERMES, LLAMA, MISTRAL], ids=["hermes", "llama", "mistral"])
 @pytest.mark.parametrize("seed", range(4))
 def test_required_calls_some_tool_with_valid_arguments(dialect: Dialect, seed: int) -> None:
     body = asked(tool_choice="required", temperature=1, seed=seed, n=2, parallel_tool_calls=False)
@@ -307,17 +348,123 @@ def test_a_template_without_tools_refuses_them() -> None:
 
 
 def test_dialects_are_read_off_templates() -> None:
-    tools, switch = "{% if tools %}<tool_call>{% endif %}", "{%- if enable_thinking %}<think>"
+    tools = '{% if tools %}<tool_call>\\n{\\"name\\": {% endif %}'
+    switch = "{%- if enable_thinking %}<think>"
     qwen = {"default": tools + switch}
     llama = {"default": '{{ tools }} {\\"name\\": , \\"parameters\\": }'}
     assert Dialect.of(qwen) == Dialect("hermes", True, "enable_thinking", False)
     assert Dialect.of(llama) == Dialect("llama")
     assert Dialect.of({"default": "{{ messages }}"}) == Dialect()
+    coder = {"default": "{{ tools }}<tool_call>\\n<function=example>"}  # no JSON: not read here
+    assert Dialect.of(coder) == Dialect()
+    assert Dialect.of({"default": published("qwen3")}) == THINKS
+    assert Dialect.of({"default": published("deepseek-r1-distill")}) == Dialect(thinks=True)
+    assert Dialect.of({"default": published("mistral-nemo")}) == MISTRAL
 
 
 # ---- reasoning -----------------------------------------------------------------------------------
 
 THINKS = Dialect("hermes", thinks=True, switch="enable_thinking")
+
+
+TEMPLATES = Path(__file__).parents[1] / "fixtures" / "templates"
+
+
+def published(name: str) -> str:
+    """A model's own template, to the letter: Qwen/Qwen3-0.6B and mistralai/Mistral-Nemo-
+    Instruct-2407 (Apache-2.0), deepseek-ai/DeepSeek-R1-Distill-Llama-8B (MIT)."""
+    return (TEMPLATES / f"{name}.jinja").read_text()
+
+
+def speaks(name: str, script: str, path: Path) -> House:
+    """A house whose model has that template and answers by the script."""
+    tokenizer = load_tokenizer(open_checkpoint(path))
+    tokenizer.chat_templates = {"default": published(name)}
+    real = ChatTemplate(tokenizer)
+    fake = FakeTokenizer()
+
+    def template(messages: list[dict[str, Any]], **more: Any) -> list[int]:
+        return fake.encode(real.text(messages, **more))
+
+    dialect = Dialect.of(tokenizer.chat_templates)
+    return house(script, dialect, template=template)
+
+
+def prompted(name: str, path: Path, messages: list[dict[str, Any]], **more: Any) -> str:
+    """The prompt's text."""
+    tokenizer = load_tokenizer(open_checkpoint(path))
+    tokenizer.chat_templates = {"default": published(name)}
+    return ChatTemplate(tokenizer).text(messages, **more)
+
+
+def parted(answer: httpx.Response) -> tuple[str | None, str | None]:
+    message = answer.json()["choices"][0]["message"]
+    return message.get("reasoning_content"), message["content"]
+
+
+THOUGHT = "<think>\nLet me see.\n</think>\n\nYes."
+
+
+def test_qwen3_opens_its_thought_itself_and_is_kept_from_it_by_the_prompt(
+    smollm2_path: Path,
+) -> None:
+    """`enable_thinking` false writes an empty thought into the prompt; `/no_think` in a message
+    leaves that to the model, which writes one of its own."""
+    on, no_think = chat(), chat("Really? /no_think")
+    off = [chat(reasoning_effort="none"), chat(chat_template_kwargs={"enable_thinking": False})]
+    talk = on["messages"]
+    assert prompted("qwen3", smollm2_path, talk).endswith("<|im_start|>assistant\n")
+    shut = prompted("qwen3", smollm2_path, talk, enable_thinking=False)
+    assert shut.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    (answer,) = post(speaks("qwen3", THOUGHT, smollm2_path), on)
+    assert parted(answer) == ("Let me see.", "Yes.")
+    for answer in post(speaks("qwen3", "Yes.", smollm2_path), *off):
+        assert parted(answer) == (None, "Yes.")
+    (answer,) = post(speaks("qwen3", "<think>\n\n</think>\n\nYes.", smollm2_path), no_think)
+    assert parted(answer) == (None, "Yes.")
+    called = f"<think>\nThe tool.\n</think>\n\n{ROME}"
+    (answer,) = post(speaks("qwen3", called, smollm2_path), asked())
+    assert parted(answer) == ("The tool.", None)
+    assert answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "weather"
+
+
+def test_deepseek_r1_opens_the_thought_in_the_prompt(smollm2_path: Path) -> None:
+    """So an answer begins inside it; one that writes the tag again begins there too."""
+    prompt = prompted("deepseek-r1-distill", smollm2_path, chat()["messages"])
+    assert prompt.endswith("<｜Assistant｜><think>\n")
+    for script in ("Let me see.\n</think>\n\nYes.", THOUGHT):
+        (answer,) = post(speaks("deepseek-r1-distill", script, smollm2_path), chat())
+        assert parted(answer) == ("Let me see.", "Yes.")
+    (cut,) = post(speaks("deepseek-r1-distill", "Let me see", smollm2_path), chat(max_tokens=10))
+    assert parted(cut) == ("Let me see", "")
+    (refused,) = post(
+        speaks("deepseek-r1-distill", "x", smollm2_path), chat(reasoning_effort="low")
+    )
+    assert refused.json()["error"]["param"] == "reasoning_effort"
+
+
+def test_what_was_thought_in_earlier_turns_is_left_out_by_the_templates(smollm2_path: Path) -> None:
+    talk: list[dict[str, Any]] = [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4.", "reasoning_content": "Two and two."},
+        {"role": "user", "content": "Sure?"},
+    ]
+    for name in ("qwen3", "deepseek-r1-distill"):
+        text = prompted(name, smollm2_path, talk)
+        assert "4." in text
+        assert "Two and two." not in text
+
+
+def test_mistral_goes_on_with_the_ids_that_we_made(smollm2_path: Path) -> None:
+    made = client_reads(house(MISTRALS, MISTRAL), asked()).message.tool_calls
+    calls = [{"id": c.id, "function": {"name": c.function.name, "arguments": {}}} for c in made]
+    talk: list[dict[str, Any]] = [
+        {"role": "user", "content": "when?"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        *({"role": "tool", "content": "noon", "tool_call_id": c.id} for c in made),
+    ]
+    text = prompted("mistral-nemo", smollm2_path, talk, tools=TOOLS)
+    assert text.count('[TOOL_RESULTS]{"content": noon, "call_id": "') == 2
 
 
 def test_thoughts_are_apart_from_content_and_counted() -> None:
