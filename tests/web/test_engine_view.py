@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 from octavo.errors import InvalidRequest
 from tests.server.house import House, chat, outside
@@ -183,6 +184,28 @@ def test_on_a_phone_nothing_sticks_out(visit: Visit) -> None:
             page.wait("!!document.querySelector('.cell')")
         assert page.run(wide) == 390
         assert page.run("document.querySelector('.engine').scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("width", [1024, 1400, 1700])
+def test_beside_a_chat_no_caption_is_cut_and_no_button_is_broken(visit: Visit, width: int) -> None:
+    with visit("word " * 30, "Yes.", width=width, seconds=0.02) as (house, page):
+        page.wait(LIVE)
+        page.click(".composer textarea")
+        page.type("A question that is long enough to be written on several lines of a chat.")
+        page.key("Enter")
+        page.wait("document.querySelector('.question button')?.innerText === 'edit'")
+        with load(house, 12):
+            page.wait("/\\d+ waiting|nobody/.test(document.querySelector('.vitals').innerText)")
+            page.wait("document.querySelector('.vitals').innerText.includes('p99')")
+            cut = "filter(p => p.scrollWidth > p.clientWidth).map(p => p.innerText)"
+            assert page.run(f"[...document.querySelectorAll('.cell p')].{cut}") == []
+        assert page.run("document.querySelector('.question button').offsetHeight") < 30
+        right = "document.querySelector('{}').getBoundingClientRect().right"
+        chat, send = (
+            page.run(right.format(".chat")),
+            page.run(right.format(".composer button.main")),
+        )
+        assert send < page.run(right.format(".composer")) < chat
 
 
 def test_the_sample_conversations_fill_the_batch(visit: Visit) -> None:

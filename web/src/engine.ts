@@ -70,6 +70,7 @@ export interface Sample {
   waiting: number;
   held: number;
   hit: number | null;
+  asked: number;
 }
 
 export type Link = "off" | "connecting" | "live" | "lost";
@@ -278,6 +279,7 @@ export class Engine {
       waiting: this.waiting,
       held: this.held,
       hit: prompt > 0 ? since("cached_tokens") / prompt : null,
+      asked: since("requests") / seconds,
     });
     if (this.samples.length > SAMPLES) this.samples.shift();
     this.base = { at: this.now, counters: this.counters };

@@ -188,7 +188,7 @@ function Head(): JSX.Element {
           </button>
         ))}
       </nav>
-      <button class="plain wide-only" aria-pressed={explains.value} onClick={() => (explains.value = !explains.value)} title="Explanations (e)">explain</button>
+      <button class="plain wide-only" aria-pressed={explains.value} onClick={() => (explains.value = !explains.value)} title="Explanations (e)">{explains.value ? "hide help" : "explain"}</button>
       <button class="plain" onClick={nextTheme} title="Dark or light (d)" aria-label="Dark or light">{theme.value === "dark" ? "☀" : "☾"}</button>
       <button class="plain" onClick={() => (help.value = true)} title="Keys (?)" aria-label="Keys">?</button>
     </header>

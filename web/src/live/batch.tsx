@@ -320,9 +320,8 @@ export function Batch(): JSX.Element {
       title="The batch, step by step"
       explain={
         <>
-          <em>Continuous batching.</em> One step computes a token for everybody who <i class="key write">writes</i> and, beside them, a piece of the
-          prompts that others <i class="key read">read</i>. A lane is one place in the batch: who ends leaves it to the next at once, nobody waits for
-          the longest. What was <i class="key cached">cached</i> need not be read.
+          <em>Continuous batching.</em> Time runs to the right; a lane is one place in the batch. Each step computes the next token of everybody who
+          writes and, beside them, a piece of the prompts that others read. Who ends leaves the place to the next at once: nobody waits for the longest.
         </>
       }
       aside={
@@ -339,6 +338,12 @@ export function Batch(): JSX.Element {
         </>
       }
     >
+      <p class="legend over">
+        <span><i class="lane write" /> writes, a token a step</span>
+        <span><i class="lane read" /> reads its prompt</span>
+        <span><i class="box cached" /> found in the cache, not read</span>
+        <span><i class="tick" /> ended</span>
+      </p>
       <div ref={box} class="stage">
         <Canvas
           label={`${engine.running.length} sequences run: ${summary()}`}
@@ -351,10 +356,9 @@ export function Batch(): JSX.Element {
         {!engine.steps.length && <p class="empty">Nothing has run since this page was opened.</p>}
       </div>
       <p class="legend">
-        <span><i class="bar soft" /> a step’s time</span>
+        <span><i class="bar soft" /> how long a step took</span>
         <span><i class="rule ink" /> predicted before it ran</span>
         <span><i class="rule cached" /> {engine.floored ? "the least this machine could need" : "the machine’s limit: measured when nothing runs"}</span>
-        <span><i class="tick" /> ended</span>
       </p>
     </Panel>
   );

@@ -3,6 +3,7 @@ import type { JSX } from "preact";
 import { Canvas, count, quantile, share, time, type Surface } from "../draw";
 import { engine, tick, type Sample } from "../engine";
 
+const LATEST = 48; // sequences whose times are drawn
 const SPAN = [20, 120] as const; // seconds that a curve shows, at least and at most
 
 function curve(of: (sample: Sample) => number | null, colour: "write" | "read" | "cached" | "quiet", top?: () => number) {
@@ -39,6 +40,21 @@ function curve(of: (sample: Sample) => number | null, colour: "write" | "read" |
   };
 }
 
+/** How long the latest ones waited, one after another. */
+function latest(which: "ttft" | "tpot", colour: "write" | "read") {
+  return ({ ctx, width, height, ink }: Surface) => {
+    const values = engine.times()[which].slice(-LATEST);
+    if (values.length < 2) return;
+    const most = Math.max(1e-9, ...values);
+    ctx.fillStyle = ink[colour];
+    values.forEach((value, i) => {
+      ctx.beginPath();
+      ctx.arc(2 + ((width - 4) * i) / (values.length - 1), height - 2 - ((height - 4) * value) / most, 1.4, 0, 7);
+      ctx.fill();
+    });
+  };
+}
+
 /** Both in the unit of the larger. */
 function pair(p90: number, p99: number): string {
   const [scale, unit] = p99 >= 1 ? [1, "s"] : [1e3, "ms"];
@@ -51,7 +67,7 @@ interface CellProps {
   value: string;
   unit?: string;
   note: string;
-  draw?: (surface: Surface) => void;
+  draw: (surface: Surface) => void;
 }
 
 function Cell({ name, value, unit, note, draw }: CellProps): JSX.Element {
@@ -62,7 +78,7 @@ function Cell({ name, value, unit, note, draw }: CellProps): JSX.Element {
         <b>{value}</b>
         {unit && <small> {unit}</small>}
       </dd>
-      {draw ? <Canvas label={`${name}, the last two minutes`} height={22} draw={draw} when={() => tick.value} /> : <i class="blank" />}
+      <Canvas label={`${name}, lately`} height={22} draw={draw} when={() => tick.value} />
       <p>{note}</p>
     </div>
   );
@@ -74,7 +90,16 @@ const CURVES = {
   running: curve((s) => s.running, "write", () => Math.max(4, ...engine.samples.map((s) => Math.max(s.running, s.waiting)))),
   held: curve((s) => s.held, "write", () => engine.about?.num_blocks ?? 1),
   hit: curve((s) => s.hit, "cached", () => 1),
+  asked: curve((s) => s.asked, "quiet"),
+  ttft: latest("ttft", "read"),
+  tpot: latest("tpot", "write"),
 };
+
+/** What went wrong since the server started. */
+function troubles(): string {
+  const said = ["refused", "failed", "aborted"].filter((name) => engine.counters[name]).map((name) => `${count(engine.counters[name]!)} ${name}`);
+  return said.join(", ") || "all well";
+}
 
 export function Vitals(): JSX.Element {
   void tick.value;
@@ -97,11 +122,12 @@ export function Vitals(): JSX.Element {
       <Cell name="Reads" value={count(mean((s) => s.read))} unit="tok/s" draw={CURVES.read} note="prompt tokens" />
       <Cell name="Running" value={String(engine.running.length)} unit={about ? `of ${about.max_rows}` : ""} draw={CURVES.running}
         note={engine.waiting ? `${engine.waiting} waiting` : "nobody waits"} />
-      <Cell name="First token" value={time(quantile(ttft, 0.5))} unit="p50" note={tails(ttft)} />
-      <Cell name="Each token" value={time(quantile(tpot, 0.5))} unit="p50" note={tails(tpot)} />
+      <Cell name="First token" value={time(quantile(ttft, 0.5))} unit="p50" draw={CURVES.ttft} note={tails(ttft)} />
+      <Cell name="Each token" value={time(quantile(tpot, 0.5))} unit="p50" draw={CURVES.tpot} note={tails(tpot)} />
       <Cell name="Memory held" value={share(held, about?.num_blocks ?? 0)} draw={CURVES.held}
         note={about ? `${count(held)} of ${count(about.num_blocks)} blocks` : ""} />
       <Cell name="Prompts cached" value={share(engine.counters["cached_tokens"] ?? 0, prompts)} draw={CURVES.hit} note={`of ${count(prompts)} tokens`} />
+      <Cell name="Requests" value={count(engine.counters["requests"] ?? 0)} draw={CURVES.asked} note={troubles()} />
     </dl>
   );
 }
