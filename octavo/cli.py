@@ -56,6 +56,7 @@ Examples:
 """
 
 INTERRUPTED = 130
+MOST = 1024  # tokens of an answer of which nobody said how long it may be
 
 
 class _Group(click.Group):
@@ -172,8 +173,9 @@ def run(prompt: tuple[str, ...], raw: bool, as_json: bool, quiet: bool, **flags:
         ids = llm.tokenizer.encode(text)
     else:
         ids = llm.chat_ids(_messages(talk, text))
-    answer = _Answer(len(ids), start)
-    _watch(answer, llm.stream([ids], _params(talk)), echo=not as_json)
+    params = _params(talk, llm, len(ids))
+    answer = _Answer(len(ids), start, by_room=params.max_tokens != (talk.max_tokens or MOST))
+    _watch(answer, llm.stream([ids], params), echo=not as_json)
     if as_json:
         click.echo(json.dumps(answer.report(llm)))
     else:
@@ -197,18 +199,23 @@ def _messages(talk: TalkConfig, text: str) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": text}]
 
 
-def _params(talk: TalkConfig) -> SamplingParams:
+def _params(talk: TalkConfig, llm: LLM, num_prompt: int) -> SamplingParams:
+    """Without a --max-tokens there are as many as fit, at most MOST."""
     from octavo.core.request import SamplingParams
 
     names = [item.name for item in dataclasses.fields(talk) if item.name != "system"]
-    return SamplingParams(**{name: getattr(talk, name) for name in names})
+    given = {name: getattr(talk, name) for name in names}
+    if talk.max_tokens is None:  # a prompt that leaves no room is refused for that
+        given["max_tokens"] = max(1, min(MOST, llm.assembly.door.room - num_prompt))
+    return SamplingParams(**given)
 
 
 class _Answer:
-    """One answer, and its times in seconds since `start`."""
+    """One answer, and its times in seconds since `start`. by_room: the context's end is its own."""
 
-    def __init__(self, num_prompt: int, start: float) -> None:
+    def __init__(self, num_prompt: int, start: float, by_room: bool = False) -> None:
         self.num_prompt = num_prompt
+        self.by_room = by_room
         self.start = start
         self.asked = time.monotonic()
         self.first = 0.0
@@ -240,7 +247,8 @@ class _Answer:
 
     def summary(self) -> str:
         wait = self.first - self.asked
-        why = ", ended by --max-tokens" if self.finish == "length" else ""
+        limit = "the end of the context" if self.by_room else "--max-tokens"
+        why = f", ended by {limit}" if self.finish == "length" else ""
         if self.num_accepted:
             why = f", {self.num_accepted} of {self.num_drafted} guesses held{why}"
         return (
@@ -310,7 +318,7 @@ class _Talk:
 
     def __init__(self, llm: LLM, talk: TalkConfig) -> None:
         self.llm = llm
-        self.params = _params(talk)
+        self.talk = talk
         self.system = talk.system
         self.turns: list[dict[str, str]] = []
         self.last: _Answer | None = None
@@ -341,8 +349,10 @@ class _Talk:
         self.turns.append({"role": "user", "content": text})
         try:
             ids = self.llm.chat_ids(self.messages)
-            answer = _Answer(len(ids), time.monotonic())
-            _watch(answer, self.llm.stream(ids, self.params), echo=True)
+            params = _params(self.talk, self.llm, len(ids))
+            by_room = params.max_tokens != (self.talk.max_tokens or MOST)
+            answer = _Answer(len(ids), time.monotonic(), by_room)
+            _watch(answer, self.llm.stream(ids, params), echo=True)
         except OctavoError as error:
             self.turns.pop()
             _note(str(error), False)
@@ -436,27 +446,36 @@ Examples:
 @_config_file
 def serve(record: Any, **flags: Any) -> None:
     """Serve a model over HTTP, in the shape of the OpenAI API."""
-    import asyncio
+    from octavo.server import logs, memory
 
     engine, server = take(EngineConfig, flags), take(ServerConfig, flags)
-    from octavo.server import logs, memory
+    with logs.written(server.log_format, server.log_level):
+        memory.steady()
+        _serve(engine, server, record)
+
+
+def _serve(engine: EngineConfig, server: ServerConfig, record: Any) -> None:
+    """From the keys to the last word."""
+    import asyncio
+
+    from octavo.server import logs
     from octavo.server import serve as serving
     from octavo.server.auth import Keys
     from octavo.server.deadlines import Deadlines
 
-    memory.steady()
     # Keys and port before the model: what is wrong is known at once, not after a download.
     Deadlines.read(engine.policy in ("slo", "fair-slo"), server.slo)
     if record is not None and server.batch_dir is not None:
         raise click.UsageError("--record and --batch-dir: batches are not recorded; give one")
     keys, bound = Keys.read(server.api_key_file), serving.bind(server)
     start = time.monotonic()
+    machine = server.log_format == "json"
     if record is not None and engine.speculation != "off":
-        _note("a recorded run does not speculate: guesses depend on the clock", False)
+        _told(machine, "note", "a recorded run does not speculate: guesses depend on the clock")
         engine = dataclasses.replace(engine, speculation="off")
     waiting = max(1024, 2 * server.max_inputs)  # a request of many texts must fit
     offline = server.batch_dir is not None
-    made = _assemble(engine, False, weights=keys.weights, offline=offline, max_waiting=waiting)
+    made = _assemble(engine, machine, weights=keys.weights, offline=offline, max_waiting=waiting)
     if record is not None:
         from octavo.sim.recording import Recorder
 
@@ -466,30 +485,50 @@ def serve(record: Any, **flags: Any) -> None:
     def ready() -> None:
         address = bound.getsockname()
         url = f"http{'s' if server.tls_cert else ''}://{_host(address[0])}:{address[1]}"
-        _announce(made, app, url, time.monotonic() - start)
+        seconds = time.monotonic() - start
+        if machine:
+            found = {"url": url, "model": app.service.served.name, "seconds": round(seconds, 3)}
+            logs.say("serving", f"at {url}/v1", found | {"facts": dict(_facts(made, app))})
+        else:
+            _announce(made, app, url, seconds)
 
     async def live() -> None:
         if server.api_key_file or server.tls_cert:  # else it means that the terminal is gone
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app.reload)
         await serving.serve(app, bound, serving.Shutdown().on_signals(), ready)
 
-    with logs.written(server.log_format, server.log_level):
-        asyncio.run(live())
+    asyncio.run(live())
     counted = made.engine.snapshot()
-    requests, tokens = f"{counted['requests']:.0f}", f"{counted['output_tokens']:.0f}"
-    _note(f"Stopped. {requests} requests, {tokens} tokens written.")
+    ended = {name: int(counted[name]) for name in ("requests", "output_tokens")}
+    said = f"{ended['requests']} requests, {ended['output_tokens']} tokens written."
+    _told(machine, "stopped", said, **ended)
+
+
+def _told(machine: bool, event: str, said: str, **fields: int) -> None:
+    """A word of the server about itself: a line of the log for machines, else a note."""
+    if machine:
+        from octavo.server import logs
+
+        logs.say(event, said, fields)
+    else:
+        _note(f"Stopped. {said}" if event == "stopped" else said)
 
 
 def _host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _announce(made: Assembly, app: Any, url: str, seconds: float) -> None:
-    """Say what is served, how it was sized, and a line that works."""
+def _facts(made: Assembly, app: Any) -> list[tuple[str, str]]:
+    """What is served and how it was sized."""
     server = app.config
     keys = "API keys needed" if app.keys else "no API keys"
     door = f"{server.max_queue} requests at once, {keys}, {server.drain:g} s to drain"
-    facts = [*made.facts, ("door", door)]
+    return [*made.facts, ("door", door)]
+
+
+def _announce(made: Assembly, app: Any, url: str, seconds: float) -> None:
+    """Say what is served, how it was sized, and a line that works."""
+    facts = _facts(made, app)
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         click.echo(f"  {click.style(name.ljust(width), dim=True)}  {value}", err=True)

@@ -35,7 +35,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def show_bytes(count: float) -> str:
-    """1073741824 -> "1.00 GiB"."""
+    """1073741824 -> "1.00 GiB"; `parse_bytes` reads it."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
@@ -71,7 +71,10 @@ class EngineConfig:
         None, "Take a named model's bytes from this file or folder, not from the network."
     )
     kv_memory: int | None = knob(
-        None, "Memory for the KV pool, e.g. 1GiB (default: from what is free).", size=True
+        None,
+        "Memory for the KV pool, e.g. 1GiB (default: what --max-rows sequences of --max-context "
+        "tokens need, at most half of the memory that is free).",
+        size=True,
     )
     threads: int | None = knob(None, "Compute threads (default: one per core).")
     isa: str = knob("auto", "Instruction set: auto, avx512, avx2 or portable.")
@@ -259,7 +262,11 @@ class TalkConfig:
     """How `octavo run` and `octavo chat` choose tokens."""
 
     system: str | None = knob(None, "System message.", short="-s")
-    max_tokens: int = knob(1024, "Most tokens to write; the model usually stops before.")
+    max_tokens: int | None = knob(
+        None,
+        "Most tokens to write; the model usually stops before (default: 1024, or what the context "
+        "has room for).",
+    )
     temperature: float = knob(0.3, "0 is greedy; 1 is the model's own distribution.", short="-t")
     top_p: float = knob(0.95, "Keep the smallest set of tokens with this probability.")
     top_k: int = knob(0, "Keep the k likeliest tokens; 0 keeps all.")
@@ -313,7 +320,7 @@ def options(cls: type, *, skip: tuple[str, ...] = ()) -> Callable[[Any], Any]:
             elif meta.get("size"):
                 extra["type"] = Size()
                 if item.default is not None:
-                    extra["show_default"] = show_bytes(item.default)
+                    extra["default"] = show_bytes(item.default).replace(".00 ", "")
             elif typing.get_origin(hint) is Literal:
                 extra["type"] = click.Choice(typing.get_args(hint))
             elif typing.get_origin(hint) is tuple:

@@ -80,6 +80,15 @@ class Door:
             tier=caller.tier,
         )
 
+    @property
+    def room(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return min(self.capacity.max_context, self._pool)
+
+    @property
+    def _pool(self) -> int:
+        return self.capacity.num_blocks * self.capacity.block_size + 1  # the last is never computed
+
     def namespace(self, salt: bytes) -> bytes:
         """What block hashes are seeded with: the weights, and whose requests these are."""
         return hashlib.sha256(self.fingerprint.encode() + b"\0" + salt).digest()
@@ -105,12 +114,11 @@ class Door:
     def _check_lengths(self, prompt: array[int], params: SamplingParams) -> None:
         if not prompt:
             raise InvalidRequest("the prompt has no tokens", "prompt")
-        pool = self.capacity.num_blocks * self.capacity.block_size + 1  # the last is never computed
-        limit = min(self.capacity.max_context, pool)
+        limit = self.room
         wanted = len(prompt) + (params.max_tokens or 1)
         if wanted > limit:
             asked = f" + max_tokens {params.max_tokens}" if params.max_tokens else ""
-            what = "context" if limit < pool else "KV pool"
+            what = "context" if limit < self._pool else "KV pool"
             raise ContextOverflow(
                 f"the prompt's {len(prompt)} tokens{asked} do not fit the {what} of {limit} tokens",
                 "prompt" if len(prompt) >= limit else "max_tokens",

@@ -75,6 +75,8 @@ def test_every_field_is_a_flag_with_help() -> None:
             assert f"--{field.name.replace('_', '-')}" in text
             assert field.metadata["help"].split()[0] in text
     assert "-m, --model" in text
+    assert "[default: 16MiB]" in text
+    assert "half of the memory that is free" in text
 
 
 def test_flags_reach_the_configuration(fake: list[EngineConfig]) -> None:
@@ -102,6 +104,34 @@ def test_run_raw_and_from_standard_input() -> None:
     tokens = expected(FakeTokenizer().encode("piped"), params)
     assert result.stdout == expected_text(tokens)[0] + "\n"
     assert result.stderr == ""
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_long_text_gets_the_room_that_is_left_and_only_a_number_that_was_named_is_refused() -> (
+    None
+):
+    long = "x" * 1900  # of a context of 2048
+    result = call("run", "--raw", "-t", "0", "-", typed=long)
+    params = SamplingParams(temperature=0, max_tokens=2048 - 1901)
+    tokens = expected(FakeTokenizer().encode(long), params)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == expected_text(tokens)[0] + "\n"
+    asked = call("run", "--raw", "--max-tokens", "1024", "-", typed=long)
+    assert asked.exit_code == 1
+    assert "max_tokens 1024 do not fit the context of 2048 tokens" in asked.stderr
+    beyond = call("run", "--raw", "-", typed="x" * 2048)
+    assert beyond.exit_code == 1
+    assert "prompt's 2049 tokens" in beyond.stderr
+    talk = call("chat", "-t", "0", typed=f"{'y' * 1900}\n/stats\n")
+    assert "do not fit" not in talk.stderr
+    assert "tok/s" in talk.stderr
+
+
+@pytest.mark.usefixtures("fake")
+def test_an_answer_that_fills_the_context_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeTokenizer, "eos_ids", frozenset())
+    assert "ended by the end of the context" in call("run", "--raw", "-", typed="x" * 2000).stderr
+    assert "ended by --max-tokens" in call("run", "--max-tokens", "3", "hi").stderr
 
 
 @pytest.mark.usefixtures("fake")

@@ -15,12 +15,13 @@ import logging.handlers
 import queue
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 from octavo.server.traces import Trace
 
 requests = logging.getLogger("octavo.request")
+server = logging.getLogger("octavo.server")
 
 MOST_QUEUED = 10_000
 SPARSE_SECONDS = 1.0
@@ -32,6 +33,11 @@ def tell(trace: Trace) -> None:
     level = logging.DEBUG if looked else logging.INFO
     if requests.isEnabledFor(level):
         requests.log(level, "request", extra={"trace": trace})
+
+
+def say(event: str, message: str, fields: Mapping[str, object] = {}) -> None:
+    """One line about the server itself, under a name that machines look for."""
+    server.info(message, extra={"event": event, "fields": fields})
 
 
 def facts(trace: Trace) -> dict[str, Any]:
@@ -78,7 +84,9 @@ class JsonLines(logging.Formatter):
         if trace is not None:
             line |= {"event": "request"} | facts(trace)
         else:
-            line |= {"event": record.name, "message": record.getMessage()}
+            event = getattr(record, "event", record.name)
+            line |= {"event": event, "message": record.getMessage()}
+            line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -191,16 +199,16 @@ def written(style: str, level: str, stream: TextIO | None = None) -> Iterator[No
     records: queue.Queue[logging.LogRecord] = queue.Queue(MOST_QUEUED)
     listener = logging.handlers.QueueListener(records, handler)
     root, ours, front = logging.getLogger(), logging.getLogger("octavo"), Sparse()
-    relay, server = _Queue(records), logging.getLogger("uvicorn.error")
+    relay, uvicorn = _Queue(records), logging.getLogger("uvicorn.error")
     before = ours.level
     root.addHandler(relay)
     ours.setLevel(level.upper())
-    server.addFilter(front)
+    uvicorn.addFilter(front)
     listener.start()
     try:
         yield
     finally:
         root.removeHandler(relay)
-        server.removeFilter(front)
+        uvicorn.removeFilter(front)
         ours.setLevel(before)
         listener.stop()

@@ -190,3 +190,27 @@ def test_run_answers_and_reports(smollm2_path: Path) -> None:
     assert plain.stdout == report["text"] + "\n"
     assert report["completion_tokens"] <= 16
     assert plain.stderr == ""
+
+
+@pytest.mark.usefixtures("smollm2_path")
+def test_for_machines_all_that_is_said_is_json_from_the_first_line_to_the_last(
+    tmp_path: Path,
+) -> None:
+    words = [sys.executable, "-m", "octavo.cli", "serve", "--port", "0", "--kv-memory", "64MiB"]
+    log = tmp_path / "log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [*words, "--log-format", "json"], stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+    end = time.monotonic() + 60
+    while '"serving"' not in log.read_text() and time.monotonic() < end:
+        time.sleep(0.05)
+    process.terminate()
+    said, _ = process.communicate(timeout=30)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert said == ""
+    assert [lines[0]["event"], lines[-1]["event"]] == ["serving", "stopped"]
+    assert lines[0]["model"] == "smollm2-135m"
+    assert re.fullmatch(r"http://127.0.0.1:\d+", lines[0]["url"])
+    assert "kv pool" in " ".join(lines[0]["facts"]).lower()
+    assert (lines[-1]["requests"], lines[-1]["output_tokens"]) == (0, 0)
