@@ -73,7 +73,8 @@ class Server:
             return [(0.01, head + said)]
         n = body["max_tokens"]
         usage = {"prompt_tokens": 11, "completion_tokens": n,
-                 "prompt_tokens_details": {"cached_tokens": 3}}  # fmt: skip
+                 "prompt_tokens_details": {"cached_tokens": 3},
+                 "completion_tokens_details": {"accepted_prediction_tokens": 2}}  # fmt: skip
         out = [(0.0, HEAD), (self.first, piece("a"))]
         out += [(self.first + self.gap * i, piece("b")) for i in range(1, n)]
         end = self.first + self.gap * (n - 1)
@@ -133,6 +134,7 @@ def test_times_are_the_servers() -> None:
     assert report["seconds"] == pytest.approx(5.0 + 0.45 + 1.0)  # until its connection ended
     assert report["output_tokens_per_s"] == pytest.approx(15 / 6.45)
     assert report["most_at_once"] == server.most == 2
+    assert (report["guessed_tokens"], report["cached_tokens"]) == (6, 9)
     assert report["valid"]
     json.dumps(report)
 
@@ -302,7 +304,7 @@ def test_our_own_server_is_measured(tmp_path: Path) -> None:
     load_ = "poisson:rate=200,seconds=0.1,prompt=12,output=6,spread=0"
     with outside(House(port=0)) as house:
         words = ["bench", "serve", house.url + "/v1", "--load", load_, "--chat", "--json"]
-        more = ["--requests", str(rows), "--plot", str(plot)]
+        more = ["--requests-out", str(rows), "--plot", str(plot)]
         shown = CliRunner().invoke(cli.cli, [*words, *more])
         text = CliRunner().invoke(cli.cli, [*words[:-2], "--words", "--concurrency", "4"])
         refused = CliRunner().invoke(cli.cli, [*words, "--slo-ttft", "500", "--warmup", "0"])
@@ -313,6 +315,9 @@ def test_our_own_server_is_measured(tmp_path: Path) -> None:
     assert report["short"] == 0
     assert plot.stat().st_size > 20_000
     assert "tok/s written" in text.output
+    assert "of the tokens written were guessed" in text.output
+    # A number is no file's name, and the old name of the option no option.
+    assert CliRunner().invoke(cli.cli, [*words, "--requests", "20"]).exit_code == 2
     # A server that keeps no deadlines says so, and that is shown.
     assert "--policy slo" in str(json.loads(refused.stdout)["errors"])
 

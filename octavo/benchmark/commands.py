@@ -317,7 +317,7 @@ def _sweep(title: str, points: list[dict[str, Any]], cliffs: list[dict[str, Any]
 Examples:
   octavo bench serve http://127.0.0.1:8000 --load poisson:rate=4,seconds=60,prompt=256,output=64
   octavo bench serve http://127.0.0.1:8000 --load azure.csv.gz --head 500 --lengths 0.1 \\
-    --rate 3 --slo-ttft 500 --slo-tpot 50 --plot run.png --requests run.jsonl
+    --rate 3 --slo-ttft 500 --slo-tpot 50 --plot run.png --requests-out run.jsonl
   octavo bench serve https://api.example.com/v1 -m a-model --chat --no-ignore-eos \\
     --api-key-file key.txt --load gamma:rate=1,cv=3,seconds=60
   octavo bench serve http://127.0.0.1:8000 --concurrency 16 --load poisson:rate=10,seconds=10
@@ -325,7 +325,7 @@ Examples:
 )
 @click.argument("url")
 @click.option("--load", default="poisson:rate=2,seconds=30,prompt=128,output=64", show_default=True,
-              help="A trace (Azure CSV, Mooncake JSONL, a log of --requests; .gz too), or drawn: "
+              help="A trace (Azure CSV, Mooncake JSONL, a log of --requests-out; .gz too) or drawn: "
               "poisson:rate=,seconds=,prompt=,output=,spread= or gamma: with cv= (burstiness), or "
               "servegen:FILE,start=0,seconds=600.")  # fmt: skip
 @click.option("--rate", type=float, help="Requests a second; gaps are stretched, their shape kept.")
@@ -356,7 +356,7 @@ Examples:
 @click.option("--warmup", default=1, show_default=True, type=click.IntRange(min=0),
               help="Requests before the first that counts.")  # fmt: skip
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds for a whole answer.")
-@click.option("--requests", type=click.Path(dir_okay=False), metavar="FILE",
+@click.option("--requests-out", type=click.Path(dir_okay=False), metavar="FILE",
               help="Write a line of JSON for each request; it is a --load too.")  # fmt: skip
 @plot_option
 @as_json
@@ -366,6 +366,10 @@ def serve(url: str, plot: str | None, as_json: bool, **flags: Any) -> None:
     Open loop: requests go out when they are due, however slow the answers are. TTFT, TPOT, ITL and
     E2E, throughput, and where objectives are given goodput and attainment; refusals are counted
     apart. Exit code 1 where the client was the bottleneck: such a run says nothing.
+
+    Prompts are drawn at random, and answers to such repeat themselves more than people's do: a
+    server that guesses tokens looks better than it would. The report says how many of the tokens
+    were guessed, where the server tells; --body '{"speculation": false}' asks Octavo for none.
     """
     from octavo import plots
     from octavo.benchmark import serve as room
@@ -377,8 +381,8 @@ def serve(url: str, plot: str | None, as_json: bool, **flags: Any) -> None:
     with progress("requests") as told:
         report, found = room.measure(url, plan, lambda what: note(what, as_json), told)
     slo = plan.ask.slo
-    if flags["requests"]:
-        room.write_rows(found, slo, flags["requests"])
+    if flags["requests_out"]:
+        room.write_rows(found, slo, flags["requests_out"])
     if plot:
         from octavo.benchmark import serve_picture
 
@@ -448,8 +452,9 @@ def _ms(seconds: float | None) -> str:
 def _served(report: dict[str, Any]) -> None:
     """A load run for people."""
     offered = report["offered_per_s"]
-    rate = f"{offered:.2f} req/s" if offered else report["arrivals"]
-    click.secho(f"{report['model']} at {report['url']}: {report['load']}, {rate}", bold=True)
+    rate = f"{offered:.2f} req/s offered" if offered else report["arrivals"]
+    load = ", ".join([report["load"], *report["changes"], rate])
+    click.secho(f"{report['model']} at {report['url']}: {load}", bold=True)
     click.echo("".join(f"  {name.ljust(11)} {value}\n" for name, value in _totals(report)))
     spreads = ("ttft", "tpot", "itl", "e2e")
     keys = ("mean", "p50", "p90", "p95", "p99", "most")
@@ -480,6 +485,9 @@ def _totals(report: dict[str, Any]) -> list[tuple[str, str]]:
     if report["prompt_tokens"]:
         share = report["cached_tokens"] / report["prompt_tokens"]
         lines.append(("prompts", f"{report['prompt_tokens']} tokens, {share:.1%} from a cache"))
+    if (guessed := report["guessed_tokens"]) is not None and report["output_tokens"]:
+        share = guessed / report["output_tokens"]
+        lines.append(("guesses", f"{share:.1%} of the tokens written were guessed and held"))
     limits = {n: s for n in ("ttft", "tpot", "e2e") if (s := report["slo"][f"{n}_s"])}
     if limits:
         each = ", ".join(f"{n.upper()} {_ms(s)} ms {attained[n]:.1%}" for n, s in limits.items())

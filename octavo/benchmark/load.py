@@ -233,7 +233,8 @@ async def _ticks(lags: list[float], told: Callable[[], None]) -> None:
 class Outcome:
     """One request. due, begun: when it was to go, and went. times: when pieces of text came.
 
-    prompt, cached, tokens: as the server counts them (tokens: pieces, where it does not say).
+    prompt, cached, tokens: as the server counts them (tokens: pieces, where it does not say);
+    guessed: those of the tokens that had been guessed.
     refused: 429 or 503, or told that its deadlines cannot be kept. error: why it was not served.
     predicted: by the server, in seconds.
     """
@@ -249,6 +250,7 @@ class Outcome:
     tokens: int = 0
     prompt: int | None = None
     cached: int | None = None
+    guessed: int | None = None
     finish: str | None = None
     retry_after: int | None = None
     predicted: float | None = None
@@ -363,11 +365,13 @@ def _streamed(answer: wire.Answer) -> dict[str, Any]:
     if "error" not in found and found.get("finish") is None:
         found["error"] = "the stream ended without a finish_reason"
     details = usage.get("prompt_tokens_details") or {}
+    written = usage.get("completion_tokens_details") or {}
     return found | {
         "times": tuple(times),
         "tokens": usage.get("completion_tokens") or len(times),
         "prompt": usage.get("prompt_tokens"),
         "cached": details.get("cached_tokens"),
+        "guessed": written.get("accepted_prediction_tokens"),
     }
 
 

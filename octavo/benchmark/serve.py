@@ -157,6 +157,7 @@ def report(found: Sequence[Outcome], run: Run, slo: Slo) -> dict[str, Any]:
         "prompt_tokens": read,
         "output_tokens": tokens,
         "cached_tokens": sum(o.cached or 0 for o in served),
+        "guessed_tokens": _guessed(served),
         "ttft_s": Spread.of(t for o in served if (t := o.ttft) is not None).as_dict(),
         "tpot_s": Spread.of(t for o in served if (t := o.tpot) is not None).as_dict(),
         "itl_s": Spread.of(gap for o in served for gap in o.gaps).as_dict(),
@@ -173,6 +174,12 @@ def report(found: Sequence[Outcome], run: Run, slo: Slo) -> dict[str, Any]:
         "faults": _faults(client),
         "valid": not _faults(client),
     }
+
+
+def _guessed(served: Sequence[Outcome]) -> int | None:
+    """Tokens that were guessed and held; None where the server does not tell."""
+    told = [o.guessed for o in served if o.guessed is not None]
+    return sum(told) if told else None
 
 
 def _client(found: Sequence[Outcome], run: Run) -> dict[str, Any]:
@@ -213,6 +220,7 @@ def row(outcome: Outcome, start: float, slo: Slo) -> dict[str, Any]:
         "output_tokens": outcome.tokens if outcome.served else outcome.item.output,
         "asked_tokens": outcome.item.output,
         "cached_tokens": outcome.cached,
+        "guessed_tokens": outcome.guessed,
         "status": outcome.status,
         "refused": outcome.refused,
         "error": outcome.error,
@@ -237,4 +245,4 @@ def write_rows(found: Sequence[Outcome], slo: Slo, path: str | Path) -> None:
             for one in found:
                 file.write(json.dumps(row(one, start, slo)) + "\n")
     except OSError as error:
-        raise InvalidRequest(f"{path}: {error.strerror}", "requests") from error
+        raise InvalidRequest(f"{path}: {error.strerror}", "requests_out") from error

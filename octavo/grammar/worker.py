@@ -11,6 +11,7 @@ import json
 import resource
 import signal
 import sys
+import time
 from typing import Any
 
 IDLE_SECONDS = 60
@@ -90,6 +91,62 @@ def tried(kind: str, text: str, strict: bool, tokenizer: Any) -> str:
     return grammar
 
 
+SEARCH_SECONDS = 0.5
+MOST_STEPS = 40
+_MAPS = ("$defs", "definitions", "properties", "patternProperties")
+_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "additionalItems", "contains", "propertyNames")
+
+
+def located(text: str, strict: bool, tokenizer: Any, error: str) -> str:
+    """The error of a JSON schema with where in it it is (a JSON Pointer): in the innermost part
+    that fails alone, as far as that can be found soon."""
+    schema, until, path = json.loads(text), time.monotonic() + SEARCH_SECONDS, ""
+    shared = {name: schema[name] for name in _MAPS[:2] if name in schema}
+    inner: Any = schema
+    while inner is not None and path.count("/") < MOST_STEPS:
+        parts, inner = _parts(inner), None
+        for step, part in parts:
+            if time.monotonic() > until:
+                break
+            found = _failure(part, shared, strict, tokenizer)
+            if found is not None:
+                path, error, inner = path + step, found, part
+                break
+    if not path or path.count("/") >= MOST_STEPS:  # what is nested too deeply is so everywhere
+        return error
+    return f"{error[:200]} (at #{path})"
+
+
+def _parts(schema: Any) -> list[tuple[str, Any]]:
+    """(step of a JSON Pointer, subschema) of all that is directly in a schema."""
+    if not isinstance(schema, dict):
+        return []
+    found: list[tuple[str, Any]] = []
+    for name in _MAPS:
+        if isinstance(schema.get(name), dict):
+            found += [(f"/{name}/{_escaped(key)}", part) for key, part in schema[name].items()]
+    for name in _LISTS:
+        if isinstance(schema.get(name), list):
+            found += [(f"/{name}/{index}", part) for index, part in enumerate(schema[name])]
+    return found + [(f"/{name}", schema[name]) for name in _SINGLE if name in schema]
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def _failure(part: Any, shared: dict[str, Any], strict: bool, tokenizer: Any) -> str | None:
+    """What is wrong with a subschema alone, with the definitions that it may refer to."""
+    if not isinstance(part, dict):
+        return None if isinstance(part, bool) else "a schema must be an object or a boolean"
+    try:
+        tried("json", json.dumps(shared | part), strict, tokenizer)
+    except Exception as error:
+        return str(error)
+    return None
+
+
 class _Bytes:
     """A tokenizer of single bytes: what a grammar costs to compile does not depend on tokens."""
 
@@ -118,10 +175,19 @@ def main() -> None:
             grammar = tried(asked["kind"], asked["text"], asked["strict"], tokenizer)
             _say({"grammar": grammar})
         except Exception as error:  # whatever a stranger's text makes a parser raise
-            _say({"error": str(error) or type(error).__name__})
+            _say({"error": _told(asked, tokenizer, str(error) or type(error).__name__)})
         if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > LARGE:
             return
         signal.alarm(IDLE_SECONDS)
+
+
+def _told(asked: dict[str, Any], tokenizer: Any, error: str) -> str:
+    if asked["kind"] != "json":
+        return error
+    try:
+        return located(asked["text"], asked["strict"], tokenizer, error)
+    except Exception:  # nested beyond what can be walked
+        return error
 
 
 def _say(value: dict[str, Any]) -> None:

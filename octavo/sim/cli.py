@@ -325,7 +325,7 @@ Examples:
 @click.option(
     "--seed", default=0, show_default=True, help="Of what is drawn: trace, noise, samples."
 )
-@click.option("--requests", type=click.Path(dir_okay=False), metavar="FILE",
+@click.option("--requests-out", type=click.Path(dir_okay=False), metavar="FILE",
               help="Write a line of JSON for each request of each run.")  # fmt: skip
 @plot_option
 @as_json
@@ -344,8 +344,8 @@ def simulate(trace: str, **flags: Any) -> None:
         return
 
     made = list(_simulations(trace, flags))
-    if flags["requests"]:
-        _write_rows(made, flags["requests"])
+    if flags["requests_out"]:
+        _write_rows(made, flags["requests_out"])
     if flags["plot"]:
         from octavo.sim.pictures import draw_runs
 
@@ -404,7 +404,7 @@ def _write_rows(made: list[tuple[Any, Any]], path: str) -> None:
                 for outcome in run.outcomes:
                     file.write(json.dumps(row(outcome, one.slo, one.name)) + "\n")
     except OSError as error:
-        raise InvalidRequest(f"{path}: {error.strerror}", "requests") from error
+        raise InvalidRequest(f"{path}: {error.strerror}", "requests_out") from error
 
 
 def _trimmed(load: Workload, flags: dict[str, Any]) -> Workload:
@@ -508,12 +508,12 @@ def _router(name: str) -> Router:
     epilog="""\b
 Examples:
   octavo plan azure.csv -m llama-3.1-8b -H l4,l40s,h100 --slo-ttft 2000 --slo-tpot 50
-  octavo plan azure.csv -H rtx-4090,h100 --rate 40 --target 0.99 --price h100=2.20
+  octavo plan azure.csv -m ./config.json -H rtx-4090,h100 --rate 40 --target 0.99 --price h100=2.20
   octavo plan azure.csv -m llama-3.1-70b -H h100,h200,b200 --tp 2,4 --slo-ttft 3000
 """
 )
 @click.argument("trace")
-@click.option("--model", "-m", default="llama-3.1-8b", show_default=True,
+@click.option("--model", "-m", required=True,
               help="A well-known model, a config.json or a GGUF file.")  # fmt: skip
 @click.option("--hardware", "-H", default="l4,l40s,a100,h100", show_default=True, callback=_words,
               help="Kinds of machines that may be bought.")  # fmt: skip
@@ -568,7 +568,7 @@ def plan(trace: str, **flags: Any) -> None:
         found = planner.plan(specs, mixed=flags["mixed"])
     found.impossible[:0] = refused
     if flags["as_json"]:
-        echo_json(_plan_dict(found))
+        echo_json({"model": flags["model"]} | _plan_dict(found))
         return
     title = (
         f"{load.name}: {len(load)} requests at {load.rate:.2f}/s, {flags['model']}, "

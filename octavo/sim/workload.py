@@ -380,7 +380,7 @@ def synthetic(
     if not items:
         raise InvalidRequest(f"nothing arrives within {seconds:g} s at {rate:g} a second")
     kind = "poisson" if cv == 1.0 else f"gamma-cv{cv:g}"
-    return Workload(f"{kind}-{rate:g}rps", tuple(items), source=f"drawn with seed {seed}")
+    return Workload(kind, tuple(items), source=f"drawn at {rate:g} a second with seed {seed}")
 
 
 def _gamma_gap(rate: float, cv: float) -> Draw:

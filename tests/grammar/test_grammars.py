@@ -224,6 +224,28 @@ def test_what_does_not_compile_is_refused_in_words(
         assert caught.value.param == "response_format"
 
 
+PLACES: list[tuple[dict[str, Any], str]] = [
+    ({"properties": {"a": {"type": "array", "items": {"type": "odd"}}}},
+     "Invalid type: odd (at #/properties/a/items)"),
+    ({"properties": {"a/b": {"uniqueItems": True}}, "additionalProperties": True},
+     'Unimplemented keys: ["uniqueItems"] (at #/properties/a~1b)'),
+    ({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"pattern": "(?=a)"}}},
+     "(at #/$defs/x)"),
+    ({"properties": {"a": {"$ref": "#/$defs/y"}}, "$defs": {"x": {"type": "string"}}},
+     "(at #/properties/a)"),
+    ({"anyOf": [{"type": "string"}, {"type": "integer", "multipleOf": 0}]}, "(at #/anyOf/1)"),
+    ({"properties": {"a": 5}}, "must be an object or a boolean (at #/properties/a)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "what"), PLACES, ids=[what for _, what in PLACES])
+def test_what_is_wrong_in_a_schema_is_found_in_it(
+    grammars: Grammars, schema: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(what)):
+        grammars.compile(StructuredOutputs(json={"type": "object"} | schema))
+
+
 def test_best_effort_ignores_what_cannot_be_kept(grammars: Grammars) -> None:
     schema = {"type": "array", "uniqueItems": True, "items": {"type": "boolean"}}
     text, _ = written(watcher(grammars, json=schema, strict=False), 2)

@@ -55,7 +55,7 @@ def test_simulate_compares_and_reports(tmp_path: Path) -> None:
 def test_every_simulated_request_can_be_written_down(tmp_path: Path) -> None:
     words = ("simulate", SAMPLE, "--head", "40", "-m", "llama-3.2-1b", "--slo-ttft", "500")
     rows = tmp_path / "rows.jsonl"
-    made = json.loads(call(*words, "--requests", str(rows), "--json").stdout)[0]
+    made = json.loads(call(*words, "--requests-out", str(rows), "--json").stdout)[0]
     found = [json.loads(line) for line in rows.read_text().splitlines()]
     assert len(found) == made["sent"] == 40
     assert sum(row["met"] for row in found) == made["good"]
@@ -65,7 +65,7 @@ def test_every_simulated_request_can_be_written_down(tmp_path: Path) -> None:
     )
     again = json.loads(call("simulate", str(rows), *words[4:], "--json").stdout)[0]
     assert again["ttft_s"] == made["ttft_s"]  # a log of one run is a trace again
-    assert call(*words, "--requests", str(tmp_path / "no" / "x")).exit_code == 1
+    assert call(*words, "--requests-out", str(tmp_path / "no" / "x")).exit_code == 1
 
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
