@@ -169,6 +169,9 @@ class Fair:
         weight = self._weights.get(tenant, 1.0)
         self.counters[tenant] = self.counters.get(tenant, 0.0) + cost / weight
 
+    def only(self) -> Sequence | None:
+        return None
+
     def served(self, seq: Sequence, start: int, tokens: int) -> None:
         tenant, end = seq.request.tenant, start + tokens
         order = self._orders.get(tenant)

@@ -65,6 +65,9 @@ class Behind:
             s.state is State.WAITING for s in self._online.values()
         )
 
+    def only(self) -> Sequence | None:
+        return None
+
     def served(self, seq: Sequence, start: int, tokens: int) -> None:
         self._of(seq).served(seq, start, tokens)
 

@@ -75,6 +75,11 @@ class Order(Protocol):
         no more waiting ones may follow it, or it would never get its turn."""
         ...
 
+    def only(self) -> Sequence | None:
+        """The waiting one that is offered first, and before which no other is as long as nobody
+        comes or ends, whatever time passes; None if there is none or that may change."""
+        ...
+
     def served(self, seq: Sequence, start: int, tokens: int) -> None:
         """A candidate was given so many tokens from `start` on."""
         ...
@@ -131,6 +136,10 @@ class Pace(Protocol):
 
     def close(self, step: StepFeatures) -> None:
         """The step goes out in that shape."""
+        ...
+
+    def alone(self, step: StepFeatures) -> None:
+        """A step of decodes goes out to which nothing could be added: opened, not asked, closed."""
         ...
 
 
@@ -204,6 +213,10 @@ class Standing:
                 return
             head = waiting.head()
 
+    def only(self) -> Sequence | None:
+        head = self._waiting.head()
+        return None if head is None else head[1]
+
     def served(self, seq: Sequence, start: int, tokens: int) -> None:
         pass
 
@@ -246,6 +259,9 @@ class Unhurried:
         return ALL
 
     def close(self, step: StepFeatures) -> None:
+        pass
+
+    def alone(self, step: StepFeatures) -> None:
         pass
 
 

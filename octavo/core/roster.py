@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from math import inf
 
 from octavo.core.blocks import BlockManager
 from octavo.core.margin import Margin
@@ -74,6 +75,11 @@ class Roster:
         self.stats.journal.open(now)
         if self._expiries and self._expiries[0][0] <= now:
             self._expire(now)
+
+    @property
+    def next_expiry(self) -> float:
+        """When the first of those that were not started is due to be given up, at the soonest."""
+        return self._expiries[0][0] if self._expiries else inf
 
     def empty(self, next_id: int) -> None:
         """None runs: whoever arrived before `next_id` may be of the next group."""

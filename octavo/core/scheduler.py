@@ -477,6 +477,11 @@ class Scheduler:
         self.witness(batch, result)
         return events
 
+    def _skip(self, steps: int) -> None:
+        """So many steps of decodes went out and came back otherwise (`stretch`)."""
+        self._step += steps
+        self._reading = []
+
     # ---- what it looks like ---------------------------------------------------------------------
 
     def take_events(self) -> list[Event]:

@@ -54,7 +54,8 @@ class Settler:
         self._committed += 1
         if not batch.step == result.step == self._committed:
             raise EngineError(f"step {result.step} came back, {self._committed} was due")
-        self._note(batch, result, now)
+        rows, shape = len(batch.rows), self.shapes.popleft()
+        self.note(rows, shape, result.finished - result.started, now)
         events = self._roster.take_news()
         live, results, size = self._roster.live, result.rows, self.blocks.block_size
         num_drafted = 0
@@ -71,13 +72,13 @@ class Settler:
             if not new % size:
                 self._roster.publish(seq, start, new)
             events.append(self._take(seq, res, now))
-        self._count(batch, result, events, num_drafted)
+        gained = sum([len(event[2]) for event in events])
+        self.count(shape, rows, gained, num_drafted, result.started, result.finished)
         return events
 
-    def _note(self, batch: Batch, result: StepResult, now: float) -> None:
+    def note(self, rows: int, shape: StepFeatures, seconds: float, now: float) -> None:
         """The step in the journal, before its sequences look there."""
-        seconds = result.finished - result.started
-        self._stats.journal.stepped(len(batch.rows), self.shapes[0].tokens, seconds, now)
+        self._stats.journal.stepped(rows, shape.tokens, seconds, now)
 
     def _settle(
         self, seq: Sequence, row: Row, res: RowResult | None, events: list[Event], now: float
@@ -105,24 +106,35 @@ class Settler:
         elif res.tokens:
             events.append(self._take(seq, res, now))
 
-    def _count(
-        self, batch: Batch, result: StepResult, events: list[Event], num_drafted: int
+    def count(
+        self,
+        shape: StepFeatures,
+        rows: int,
+        gained: int,
+        drafted: int,
+        started: float,
+        finished: float,
     ) -> None:
-        """Keep the totals; learn the step's time, and how long the executor stood before it."""
-        shape, rows, counters = self.shapes.popleft(), len(batch.rows), self._stats.counters
-        num_tokens = int(shape.tokens)
-        seconds = result.finished - result.started
+        """Keep the totals; learn the step's time, and how long the executor stood before it.
+
+        gained: tokens that its sequences did; drafted: guesses among those computed.
+        """
+        counters, seconds, num_tokens = self._stats.counters, finished - started, int(shape.tokens)
         counters.steps += 1
         counters.rows += rows
         counters.outputs += int(shape.sampled)
         counters.computed_tokens += num_tokens
-        counters.output_tokens += sum([len(event[2]) for event in events])
+        counters.output_tokens += gained
         counters.busy_seconds += seconds
         self._model.observe(shape, seconds)
-        if result.started >= self._finished:
-            self._model.waited(result.started - self._finished)
-        self._finished = result.finished if self._roster.running else inf
-        self.drafter.timed(rows, num_tokens, num_drafted, seconds)
+        if started >= self._finished:
+            self._model.waited(started - self._finished)
+        self._finished = finished if self._roster.running else inf
+        self.drafter.timed(rows, num_tokens, drafted, seconds)
+
+    def skip(self, steps: int) -> None:
+        """So many steps were settled without results."""
+        self._committed += steps
 
     def _verify(self, seq: Sequence, res: RowResult, events: list[Event], now: float) -> None:
         """Take the choices of a row with a draft while what they rest on turns out right.

@@ -166,6 +166,9 @@ class Earliest:
         head = self._relegated.head()
         return None if head is None else head[1]
 
+    def only(self) -> Sequence | None:
+        return None
+
     def served(self, seq: Sequence, start: int, tokens: int) -> None:
         self._strike(seq)
         if seq.late:
@@ -282,6 +285,11 @@ class SlackPace:
         grain = self._house.model.gamma * self._house.prefill_seconds(0, 2 * GRAIN)
         self._owed = grain + 0.5 * self._decode
         self._credit = min(self._credit - over + SHARE * self._decode, self._owed)
+
+    def alone(self, step: StepFeatures) -> None:
+        # Decodes may always take what they take, so nothing is over.
+        self._decode = self._allowed = self._seconds(step)
+        self.close(step)
 
 
 def least_missed(seq: Sequence, now: float, house: House) -> Loss:

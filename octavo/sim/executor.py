@@ -8,6 +8,7 @@ sets `now` before it pumps, and drains at `ready_at()`.
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -15,12 +16,14 @@ from octavo.core.batch import Batch, RowResult, StepResult, Want
 from octavo.core.executor import Capacity
 from octavo.core.request import TokenLogprob
 from octavo.core.steptime import Coefficients, StepFeatures, StepModel
+from octavo.core.stretch import Stretch
 from octavo.errors import EngineError
 from octavo.ops.cost import Hardware
 from octavo.ops.program import Instr, Program
 from octavo.ops.table import TABLE, KvFormat, RowShape, S, StepShape, Work
 
 Durations = Callable[[Batch], float]
+Decoding = Callable[[Stretch], float]  # of the next step of a stretch, to the last bit
 Rows = list[tuple[int, int, int]]  # (start, tokens, wanted outputs)
 
 TOKEN = 0  # what every sequence "says"; lengths are forced by max_tokens
@@ -34,6 +37,9 @@ class SimulatedExecutor:
 
     seconds: the predicted duration of a batch. noise: standard deviation of a factor around 1 that
     each duration is multiplied by, drawn from `seed`; durations stay positive.
+
+    Durations that have a method `decoding` can tell what a step of decodes takes without a batch:
+    then a stretch of them can be coasted over.
     """
 
     def __init__(
@@ -43,8 +49,10 @@ class SimulatedExecutor:
         self.now = 0.0
         self.busy_seconds = 0.0
         self._seconds = seconds
+        self._decoding = decoding_of(seconds)
         self._noise = noise
         self._draw = random.Random(seed).gauss
+        self._factor: float | None = None  # of the next step, if it was drawn already
         self._free = 0.0
         self._pending: list[tuple[Batch, float, float]] = []
 
@@ -52,15 +60,46 @@ class SimulatedExecutor:
         """Take a batch at `now`; batches run one after another."""
         if len(self._pending) >= self.capacity.depth:
             raise EngineError("as many batches are outstanding as there may be")
-        seconds = self._seconds(batch)
-        if self._noise:
-            seconds *= max(0.05, self._draw(1.0, self._noise))
+        seconds = self._noisy(self._seconds(batch))
+        self._factor = None
         if not seconds >= 0.0:
             raise EngineError(f"step {batch.step} was predicted to take {seconds} seconds")
         started = max(self.now, self._free)
         self._free = started + seconds
         self.busy_seconds += seconds
         self._pending.append((batch, started, self._free))
+
+    def _noisy(self, seconds: float) -> float:
+        """With the factor of the next step, however often that is looked at."""
+        if not self._noise:
+            return seconds
+        if self._factor is None:
+            self._factor = max(0.05, self._draw(1.0, self._noise))
+        return seconds * self._factor
+
+    @property
+    def foresees(self) -> bool:
+        """Whether `coast` can be asked for."""
+        return self._decoding is not None
+
+    def coast(self, stretch: Stretch, until: float) -> array[float]:
+        """Take the steps of a stretch one behind the other while they end by `until`. Nothing is
+        outstanding, and the first begins at `now`. Returns when each ended; `now` is the last."""
+        ended = array("d")
+        decoding, started = self._decoding, max(self.now, self._free)
+        assert decoding is not None
+        for _ in range(stretch.most):
+            seconds = self._noisy(decoding(stretch))
+            finished = started + seconds
+            if not started <= finished <= until or not stretch.step(started, finished):
+                break
+            self._factor = None
+            self.busy_seconds += seconds
+            ended.append(finished)
+            started = finished
+        if ended:
+            self.now = self._free = started
+        return ended
 
     def ready_at(self) -> float | None:
         return self._pending[0][2] if self._pending else None
@@ -71,6 +110,12 @@ class SimulatedExecutor:
         batch, started, finished = self._pending.pop(0)
         rows = {seq_id: _result(wants) for seq_id, _, _, _, wants in batch.rows}
         return StepResult(batch.step, rows, started, finished)
+
+
+def decoding_of(seconds: Durations) -> Decoding | None:
+    """How these durations tell the time of a step of decodes without a batch, if they do."""
+    found: Decoding | None = getattr(seconds, "decoding", None)
+    return found
 
 
 def _result(wants: tuple[Want, ...]) -> RowResult:
@@ -109,6 +154,9 @@ class Fitted:
     def __call__(self, batch: Batch) -> float:
         return self.coefficients.seconds(StepFeatures.of(batch))
 
+    def decoding(self, steps: Stretch) -> float:
+        return self.coefficients.seconds(steps.shape)
+
 
 class Learned:
     """Durations that a `StepModel` predicts at the pace of the long run, and the host's gap between
@@ -120,6 +168,9 @@ class Learned:
     def __call__(self, batch: Batch) -> float:
         return self.model.usual(StepFeatures.of(batch)) + self.model.gap
 
+    def decoding(self, steps: Stretch) -> float:
+        return self.model.usual(steps.shape) + self.model.gap
+
 
 class Scaled:
     """Durations of another model times a factor (one scale fitted on a few requests)."""
@@ -127,6 +178,8 @@ class Scaled:
     def __init__(self, seconds: Durations, factor: float) -> None:
         self._seconds = seconds
         self.factor = factor
+        inner = decoding_of(seconds)
+        self.decoding: Decoding | None = inner and (lambda steps: inner(steps) * factor)
 
     def __call__(self, batch: Batch) -> float:
         return self._seconds(batch) * self.factor
@@ -174,6 +227,9 @@ class Roofline:
 
     def __call__(self, batch: Batch) -> float:
         return self._of(*split(batch))
+
+    def decoding(self, steps: Stretch) -> float:
+        return self._of(steps.ends, [])
 
     def seconds(self, rows: Iterable[tuple[int, int, int]]) -> float:
         """Of a step of rows (start, tokens, wanted outputs)."""

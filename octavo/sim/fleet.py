@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import pairwise
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 from octavo.core.admission import Admission
@@ -20,11 +22,12 @@ from octavo.core.engine import Engine
 from octavo.core.executor import Capacity
 from octavo.core.policy import Policy
 from octavo.core.probe import probes
-from octavo.core.request import FinishReason, Request, Slo
+from octavo.core.request import FinishReason, Request, Sequence, Slo
 from octavo.core.scheduler import Scheduler
 from octavo.core.steptime import StepFeatures, StepModel
+from octavo.core.stretch import foresee
 from octavo.errors import InvalidRequest, Overloaded
-from octavo.sim.executor import Durations, SimulatedExecutor
+from octavo.sim.executor import TOKEN, Durations, SimulatedExecutor
 from octavo.sim.workload import Item, Workload
 
 UNBOUNDED = 1 << 40
@@ -133,6 +136,7 @@ class Replica:
             self._learn()
         self.prompt_tokens = 0  # of requests that have no first token yet
         self.requests = 0
+        self.gaps = array("d")
         self._waits: dict[str, int] = {}
 
     def _learn(self) -> None:
@@ -224,7 +228,11 @@ ROUTERS: dict[str, str] = {
 
 
 class Fleet:
-    """Runs one workload over replicas. Build a new one for each run."""
+    """Runs one workload over replicas. Build a new one for each run.
+
+    foresight: steps that are all alike are taken by the stretch (`octavo.core.stretch`). Nothing
+    but the time it takes to simulate depends on it.
+    """
 
     def __init__(
         self,
@@ -234,6 +242,7 @@ class Fleet:
         seed: int = 0,
         prefix_caching: bool = True,
         keep_gaps: bool = True,
+        foresight: bool = True,
     ) -> None:
         self.replicas = [
             Replica(spec, i, seed=seed, prefix_caching=prefix_caching)
@@ -246,11 +255,13 @@ class Fleet:
         self._outcomes: dict[str, Outcome] = {}
         self._items: dict[str, tuple[Item, int]] = {}
         self._last: dict[str, float] = {}
-        self._gaps = array("d")
         self._keep_gaps = keep_gaps
+        self._foresight = foresight
         self._hopeless: Callable[[Outcome], bool] = lambda _: False
         self._lost = False
         self._now = 0.0
+        self._arrival = inf  # of the next request
+        self._last_end = 0.0
 
     def run(
         self,
@@ -277,6 +288,7 @@ class Fleet:
                 self._arrive(*upcoming)
                 upcoming = next(source, None)
                 continue
+            self._arrival = inf if upcoming is None else upcoming[0].at
             self._now, index = heappop(heap)
             self._step(self.replicas[index])
             steps += 1
@@ -299,7 +311,7 @@ class Fleet:
             return
         self._items[item.id] = (item, replica.index)
         if replica.engine.num_outstanding < replica.spec.capacity.depth:
-            self._pump(replica)
+            self._pump(replica, self._now)
 
     def _step(self, replica: Replica) -> None:
         now, last = self._now, self._last
@@ -312,19 +324,51 @@ class Fleet:
                 if before is None:
                     replica.started(name)
                 elif self._keep_gaps:
-                    self._gaps.append(now - before)
+                    replica.gaps.append(now - before)
         if replica.scheduler.stats.timings:
             self._ended(replica)
         if replica.engine.num_outstanding:
             self._await(replica)
-        self._pump(replica)
+        elif self._foresight and replica.executor.foresees:
+            self._coast(replica)
+        self._last_end = max(self._last_end, replica.executor.now)
+        self._pump(replica, replica.executor.now)
 
-    def _pump(self, replica: Replica) -> None:
+    def _coast(self, replica: Replica) -> None:
+        """Take the coming steps up to the next arrival, as far as they are alike.
+
+        Until then no replica knows of another, so one may be ahead of the others.
+        """
+        executor, scheduler = replica.executor, replica.scheduler
+        stretch = foresee(scheduler, TOKEN)
+        if stretch is None:
+            return
+        while (steps := stretch.most) and not self._lost:
+            seqs = stretch.seqs
+            ended = executor.coast(stretch, self._arrival)
+            if ended and self._keep_gaps:
+                self._note_gaps(replica, seqs, ended)
+            if scheduler.stats.timings:
+                self._ended(replica)
+            if len(ended) < steps:
+                break
+        stretch.close()
+
+    def _note_gaps(self, replica: Replica, seqs: list[Sequence], ended: array[float]) -> None:
+        last, gaps = self._last, replica.gaps
+        for seq in seqs:
+            name = seq.request.id
+            gaps.append(ended[0] - last[name])
+            last[name] = ended[-1]
+        for before, after in pairwise(ended):
+            gaps.extend([after - before] * len(seqs))
+
+    def _pump(self, replica: Replica, now: float) -> None:
         """Let it begin what it can; while it computes it has one entry in the heap."""
         engine, executor = replica.engine, replica.executor
         idle = not engine.num_outstanding
-        executor.now = self._now
-        engine.pump(self._now)
+        executor.now = now
+        engine.pump(now)
         if idle:
             self._await(replica)
 
@@ -357,6 +401,9 @@ class Fleet:
         for replica in self.replicas:
             for name, value in replica.engine.snapshot().items():
                 counters[name] = counters.get(name, 0.0) + value
+        gaps = array("d")
+        for replica in self.replicas:
+            gaps.extend(replica.gaps)
         missing = [item.id for item in workload.items if item.id not in self._outcomes]
         if missing:
             raise InvalidRequest(f"{len(missing)} requests never ended, {missing[0]} among them")
@@ -367,8 +414,8 @@ class Fleet:
         return Run(
             workload=workload,
             outcomes=outcomes,
-            gaps=self._gaps,
-            seconds=max(self._now - start, workload.seconds),
+            gaps=gaps,
+            seconds=max(self._last_end - start, workload.seconds),
             wall_seconds=wall,
             counters=counters,
             busy=tuple(r.executor.busy_seconds for r in self.replicas),

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from octavo.core.batch import Batch
+from octavo.core.stretch import Stretch
 from octavo.errors import BadFile
-from octavo.sim.executor import split
+from octavo.sim.executor import Rows, split
 
 # How often each dense operator runs in a layer; those outside the layers are apart.
 PER_LAYER = {"layernorm": 2, "qkv_proj": 1, "rotary_emb": 1, "o_proj": 1, "gate_up_proj": 1,
@@ -102,7 +103,12 @@ class OperatorTable:
         self._choosing: dict[int, float] = {}
 
     def __call__(self, batch: Batch) -> float:
-        ends, others = split(batch)
+        return self._of(*split(batch))
+
+    def decoding(self, steps: Stretch) -> float:
+        return self._of(steps.ends, [])
+
+    def _of(self, ends: list[int], others: Rows) -> float:
         chunks = [(n, start) for start, n, _ in others]
         tokens = len(ends) + sum([n for n, _ in chunks])
         outputs = len(ends) + sum([bool(wanted) for _, _, wanted in others])
