@@ -210,8 +210,8 @@ class App:
         return own_page(origin, header(scope, b"host"), bool(self.keys))
 
     def reload(self) -> None:
-        """Read keys and certificate again; what is in the house goes on. Bad files change nothing:
-        the log says so."""
+        """Read keys and certificate again; what is in the house goes on, batches of keys that are
+        gone aside. Bad files change nothing: the log says so."""
         try:
             self.keys.reload()
             if self.certificate is not None and self.config.tls_cert is not None:
@@ -220,6 +220,8 @@ class App:
             log.error("keys and certificate stay as they were: %s", error)
         else:
             log.info("read the API keys again")
+            for life in self.service.lives:
+                life.wake()
 
     async def _ping(self) -> None:
         """Wake streams that have been silent for too long; drop clients that do not read."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from starlette.routing import Route
 
+from octavo.core.request import SamplingParams
 from octavo.errors import InvalidRequest, Unsupported
 from octavo.server import protocol
 from octavo.server.decoding import Ignored
@@ -62,7 +63,7 @@ def job_of(service: Service, body: protocol.ChatBody, visit: Visit, wire: Wire) 
     """Messages into a job. Raises `InvalidRequest`, with the field's name in that API."""
     try:
         service.check_model(body.model)
-        params = protocol.sampling(body, service.limits)
+        params = _named(protocol.sampling(body, service.limits), wire)
         box = tools_of(service, body)
         ids = _prompt(service, body, box)
         speech = Speech.of(service, ids, box, params)
@@ -83,6 +84,14 @@ def job_of(service: Service, body: protocol.ChatBody, visit: Visit, wire: Wire) 
         skip = wanted.skip_special and not shown
         wanted = replace(wanted, parser=speech.parser, skip_special=skip)
     return Job((request,), wanted, wire.shape, held.clamped, wire.ignored)
+
+
+def _named(params: SamplingParams, wire: Wire) -> SamplingParams:
+    """A grammar may also fail while it runs: it is to be called then what the caller calls it."""
+    held = params.structured_outputs
+    if held is None or not wire.names:
+        return params
+    return replace(params, structured_outputs=replace(held, param=wire.name(held.param)))
 
 
 def prompt_of(service: Service, body: protocol.ChatBody) -> list[int]:

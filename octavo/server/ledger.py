@@ -24,6 +24,7 @@ from octavo.server.store import DONE, FAILED, WAITING, Batch, Row, Store, Stored
 
 PIECE = 256  # lines
 MOST_ERRORS = 100
+BOM = b"\xef\xbb\xbf"
 MOST_ID = 512
 WHY = {
     "cancelled": ("batch_cancelled", "This request was not executed: the batch was cancelled."),
@@ -92,6 +93,8 @@ class Reader:
 
     def _lines(self, handle: BinaryIO) -> Iterator[tuple[int, bytes]]:
         number = 0
+        if handle.read(len(BOM)) != BOM:  # what editors of another world begin a file with
+            handle.seek(0)
         while line := handle.readline(self._most_line + 1):
             number += 1
             if len(line) > self._most_line:
@@ -171,6 +174,14 @@ class Ledger:
         await store.run(store.clear, batch.id)
         errors = json.dumps(reader.errors)
         await store.run(store.change, batch.id, was, status="failed", failed=now, errors=errors)
+
+    async def disown(self, batch: Batch) -> None:
+        """Its key is not in the key file any more: it is cancelled, and says why."""
+        text = "the API key that made this batch has been removed from the server's keys"
+        errors = [{"code": "api_key_removed", "line": None, "message": text, "param": None}]
+        now, was = seconds_now(self._clock), ("validating", "in_progress")
+        values = {"status": "cancelling", "cancelling": now, "errors": json.dumps(errors)}
+        await self._store.run(self._store.change, batch.id, was, **values)
 
     async def finalizing(self, batch: Batch) -> None:
         now, was = seconds_now(self._clock), ("in_progress",)

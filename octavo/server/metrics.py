@@ -7,12 +7,14 @@ under vLLM's names too, so that dashboards made for it work; what would mean som
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     Histogram,
     ProcessCollector,
     generate_latest,
@@ -210,6 +212,13 @@ def document() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _tasks() -> float:
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:  # asked for outside of a loop
+        return 0.0
+
+
 class Metrics:
     """One server's metrics, in a registry of its own."""
 
@@ -222,6 +231,8 @@ class Metrics:
         self.aliases = CollectorRegistry()
         if vllm is not None:
             self.aliases.register(VllmNames(self.registry, vllm))  # type: ignore[arg-type]
+        loop = "Tasks of the server's event loop: what grows and stays grown is a leak."
+        Gauge("octavo_event_loop_tasks", loop, registry=self.registry).set_function(_tasks)
         self.http = self._counter("http_requests", "HTTP responses.", ("path", "status"))
         self.requests = self._counter("requests", "Requests by how they ended.", ("finish",))
         self.ttft = self._histogram(

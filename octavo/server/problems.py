@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
+import sqlite3
 from math import ceil
 from typing import Any
 
@@ -29,6 +31,7 @@ log = logging.getLogger("octavo")
 
 SPREAD = 1.2  # how much later than told some are told to come back
 _OURS = "server_error"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def reply_json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -58,6 +61,10 @@ def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
         status, kind, code = 500, "server_error", "engine_error"
     elif isinstance(error, OctavoError):
         status, kind, code = 500, "server_error", None
+    elif disk_is_full(error):
+        log.error("the disk of --batch-dir is full: %s", error)
+        status, kind, code = 507, _OURS, "insufficient_storage"
+        error = Exception("the server's disk is full: nothing was kept; try again later")
     else:
         log.error("a request failed", exc_info=error)
         status, kind, code = 500, "server_error", "internal_error"
@@ -66,6 +73,13 @@ def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
     if isinstance(error, Unattainable | TooTight):
         body |= _prediction(error)
     return status, {"error": body}
+
+
+def disk_is_full(error: Exception) -> bool:
+    """Whether what failed is a write that found no room."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in NO_ROOM
 
 
 def _prediction(error: Unattainable | TooTight) -> dict[str, float]:

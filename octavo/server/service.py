@@ -87,6 +87,8 @@ class Life(Protocol):
 
     def start(self) -> None: ...
     async def stop(self) -> None: ...
+    def wake(self) -> None:
+        """The keys may have changed."""
 
 
 class Service:

@@ -198,7 +198,11 @@ class Shift:
 
     async def _move(self, batch: Batch) -> None:
         ledger = self._ledger
-        if batch.status == "validating":
+        if self._disowned(batch):
+            log.warning("%s is cancelled: its API key has been removed", batch.id)
+            await ledger.disown(batch)
+            self.wake()
+        elif batch.status == "validating":
             await ledger.validate(batch)
             self.wake()
         elif batch.status == "cancelling":
@@ -210,6 +214,14 @@ class Shift:
         elif batch.num_total == batch.num_done + batch.num_failed:
             await ledger.finalizing(batch)
             await self._over(batch, "completed")
+
+    def _disowned(self, batch: Batch) -> bool:
+        """Whether there is work to do for a key that may not enter any more. A server without keys
+        asks nobody."""
+        if batch.status not in ("validating", "in_progress") or not batch.owner:
+            return False
+        keys = self._service.keys
+        return bool(keys) and keys.known(bytes.fromhex(batch.owner)) is None
 
     async def _over(self, batch: Batch, status: str) -> None:
         await self._withdraw(lambda key: key[0] == batch.id)

@@ -2,7 +2,8 @@
 
 A head (request line and headers) may have so many bytes and take so long, from the connection's
 first moment on: a client that sends nothing, a byte a second, or a header without end is closed
-(408, 431). So many connections may be open; one more is told to come back and closed.
+(408, 431). So many connections may be open; one more is told to come back and closed. What is no
+HTTP is told so in the API's shape, like everything else that is refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from octavo.config import ServerConfig
 
 WRITER = "octavo.writer"  # in a scope's extensions: the connection's `Writer`
+CODES = {
+    400: "invalid_http",
+    408: "head_timeout",
+    431: "head_too_large",
+    503: "server_overloaded",
+}
 SPARE_FILES = 256  # descriptors that are not connections
 MOST_FILES = 65_536
 
@@ -131,7 +138,7 @@ class _Wire(HttpToolsProtocol):
         if self._parsed > self.max_head:
             self._close(431, f"a request's head may have {self.max_head} bytes")
         elif not self.transport.is_closing():
-            super().send_400_response(msg)
+            self._close(400, "this is no HTTP that is understood here")
 
     def _count(self, size: int) -> None:
         self._parsed += size
@@ -155,7 +162,7 @@ class _Wire(HttpToolsProtocol):
         """Say it in OpenAI's shape, as far as the client reads, and close."""
         self._unwind()
         kind = "server_error" if status == 503 else "invalid_request_error"
-        code = {408: "head_timeout", 431: "head_too_large", 503: "server_overloaded"}[status]
+        code = CODES[status]
         body = (
             f'{{"error":{{"message":"{text}","type":"{kind}","param":null,"code":"{code}"}}}}'
         ).encode()

@@ -195,6 +195,28 @@ def test_a_file_that_is_wrong_fails_its_batch_and_names_the_line(
         assert batch.output_file_id is batch.error_file_id is None
 
 
+def test_a_byte_order_mark_at_the_head_of_a_file_means_nothing(tmp_path: Path) -> None:
+    mark, lines = b"\xef\xbb\xbf", [line(f"q{i}", chat(max_tokens=2)) for i in range(2)]
+    with house(tmp_path) as standing:
+        by = client(standing)
+        for content, status, where in (
+            (mark + jsonl(lines), "completed", None),
+            (mark + b"\r\n" + jsonl(lines).replace(b"\n", b"\r\n"), "completed", None),
+            (mark, "failed", None),
+            (mark[:2] + jsonl(lines), "failed", 1),
+            (mark + mark + jsonl(lines), "failed", 1),
+            (jsonl(lines[:1]) + b"\n" + mark + jsonl(lines[1:]), "failed", 2),
+        ):
+            file = by.files.create(file=("in.jsonl", content), purpose="batch")
+            batch = by.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+            batch = followed(by, batch.id)
+            assert batch.status == status, content
+            if status == "failed":
+                assert batch.errors.data[0].line == where
+            else:
+                assert batch.request_counts.completed == 2
+
+
 def test_every_line_that_is_wrong_is_told_up_to_a_hundred(tmp_path: Path) -> None:
     with house(tmp_path) as standing:
         by = client(standing)
@@ -340,6 +362,36 @@ def test_a_keys_limits_hold_for_its_batches_and_hold_up_no_other_key(tmp_path: P
         assert followed(dan, single.id, alone).status == "completed"
         assert most <= 1
         assert {meter.live for meter in meters._by_name.values()} == {0}
+        assert standing.idle()
+
+
+def test_a_key_that_is_removed_has_its_batches_cancelled_and_no_others(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    ann, bob = "ann key-of-ann-0123456789\n", "bob key-of-bob-0123456789\n"
+    keys.write_text(ann + bob)
+    lines = [line(f"q{i}", chat(f"{i}", max_tokens=200, ignore_eos=True)) for i in range(40)]
+    slow = FakeExecutor(seconds=0.002)
+    with house(tmp_path / "store", slow, api_key_file=str(keys)) as standing:
+        by = {who: client(standing, f"key-of-{who}-0123456789") for who in ("ann", "bob")}
+        run = {who: started(by[who], lines).id for who in by}
+        unread = started(by["ann"], lines[:3]).id
+        followed(by["ann"], run["ann"], lambda b: b.request_counts.completed >= 1)
+        keys.write_text(bob)
+        standing.app.reload()
+        with pytest.raises(openai.AuthenticationError):
+            by["ann"].batches.retrieve(run["ann"])
+        assert followed(by["bob"], run["bob"]).request_counts.completed == 40
+        keys.write_text(ann + bob)
+        standing.app.reload()
+        for id in (run["ann"], unread):
+            over = by["ann"].batches.retrieve(id)
+            assert (over.status, over.errors.data[0].code) == ("cancelled", "api_key_removed")
+        over = by["ann"].batches.retrieve(run["ann"])
+        assert 1 <= over.request_counts.completed < 40
+        assert len(results(by["ann"], over.output_file_id)) == over.request_counts.completed
+        left = results(by["ann"], over.error_file_id)
+        assert len(left) == 40 - over.request_counts.completed
+        assert {one["error"]["code"] for one in left.values()} == {"batch_cancelled"}
         assert standing.idle()
 
 
@@ -610,6 +662,45 @@ def test_a_result_is_kept_once(tmp_path: Path) -> None:
     assert batch is not None
     assert (batch.num_done, batch.output_tokens) == (1, 2)
     store.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("size", [10, 500_000])
+def test_an_upload_that_finds_the_disk_full_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    def full(store: Store) -> Path:
+        part = store.bytes / "part-full"
+        part.symlink_to("/dev/full")
+        return part
+
+    with house(tmp_path) as standing:
+        by = client(standing)
+        before = started(by, [line("q", chat(max_tokens=2))])
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "part", full)
+            with pytest.raises(openai.InternalServerError) as told:
+                by.files.create(file=("in.jsonl", b"x" * size), purpose="batch")
+        assert told.value.status_code == 507
+        assert told.value.code == "insufficient_storage"
+        assert "disk is full" in told.value.message
+        assert "part-full" not in [path.name for path in standing.app.service.store.bytes.iterdir()]
+        assert followed(by, before.id).status == "completed"
+        assert by.files.create(file=("in.jsonl", b"x"), purpose="batch").bytes == 1
+
+
+def test_a_database_that_finds_the_disk_full_is_told_so(tmp_path: Path) -> None:
+    with house(tmp_path, max_files=5000) as standing:
+        by = client(standing)
+        db = standing.app.service.store._db
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+        db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite says then what a full disk makes it
+        many = (by.files.create(file=("a" * 255, b"x"), purpose="batch") for _ in range(2000))
+        with pytest.raises(openai.InternalServerError) as told:
+            list(many)
+        assert (told.value.status_code, told.value.code) == (507, "insufficient_storage")
+        db.execute("PRAGMA max_page_count = 1000000")
+        assert by.files.create(file=("in.jsonl", b"x"), purpose="batch").bytes == 1
 
 
 def test_a_full_disk_loses_nothing_and_is_not_filled_further(tmp_path: Path) -> None:

@@ -142,6 +142,28 @@ def test_a_head_without_end_is_closed() -> None:
         assert httpx.post(house.url + CHAT, json=big).status_code == 400
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\nno header\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n{}",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=range(6),
+)
+def test_what_is_no_http_is_told_so_in_the_apis_shape(sent: bytes) -> None:
+    with outside(House(port=0)) as house:
+        with connect(house) as made:
+            made.sendall(sent)
+            status, body = answer(made)
+        assert (status, body["error"]["code"]) == (400, "invalid_http")
+        assert body["error"]["type"] == "invalid_request_error"
+        assert httpx.get(house.url + "/health").status_code == 200
+
+
 def test_a_head_that_does_not_come_is_closed() -> None:
     with outside(House(port=0, head_timeout=0.3)) as house:
         silent, slow = connect(house), connect(house)

@@ -270,3 +270,32 @@ async def test_the_time_that_a_request_may_take_counts_its_grammar() -> None:
             assert late.json()["error"]["code"] == "request_timeout"
             assert house.app.service.occupancy.live == 0
         assert house.idle()
+
+
+BRACE = {"banned_token_ids": [ord("{")], "temperature": 0}
+FAILS_LATER = (
+    (
+        "/v1/chat/completions",
+        chat(response_format={"type": "json_object"}, **BRACE),
+        "response_format",
+    ),
+    (
+        "/v1/chat/completions",
+        chat(structured_outputs={"json_object": True}, **BRACE),
+        "structured_outputs",
+    ),
+    (
+        "/v1/responses",
+        {"model": "fake", "input": "x", "text": {"format": {"type": "json_object"}}, **BRACE},
+        "text.format",
+    ),
+)
+
+
+@pytest.mark.parametrize(("path", "body", "param"), FAILS_LATER, ids=range(len(FAILS_LATER)))
+def test_a_grammar_that_finds_no_way_is_called_what_the_caller_calls_it(
+    path: str, body: dict[str, Any], param: str
+) -> None:
+    (answer,) = post(body, path=path)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
