@@ -659,13 +659,9 @@ def slow(draw: random.Random, number: int) -> Case:
     data = json.dumps({"model": MODEL, "prompt": "The sea"} | many).encode()
     whole = message("POST", "/v1/completions", data)
     if number % 2:
-        return Case(
-            "slow reader",
-            (whole,),
-            slow=draw.uniform(1.0, 3.0),
-            reads=draw.choice((None, 0, 9000)),
-            rudely=draw.random() < 0.5,
-        )
+        reads, seconds = draw.choice((None, 0, 9000)), draw.uniform(1.0, 3.0)
+        rudely = draw.random() < 0.5
+        return Case("slow reader", (whole,), reads is None, reads, seconds, rudely)
     pieces: list[bytes | float] = []
     for at in range(0, len(whole), 9):
         pieces += [whole[at : at + 9], 0.03]

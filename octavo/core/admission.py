@@ -80,7 +80,9 @@ class Admission:
     def enter(self, tenant: str, num_bytes: int, slo: Slo, now: float) -> Ticket:
         """Count a request of so many bytes. Raises Overloaded, TenantLimit, Unattainable or
         TooTight, and then counts nothing."""
-        tokens = num_bytes * self.tokens_per_byte
+        # More than one prompt can have is never computed: while such a body is parsed, to be
+        # refused, it must not count as minutes of work and keep all others out.
+        tokens = min(num_bytes * self.tokens_per_byte, self._scheduler.max_len)
         limits, own = self.limits, self.by_tenant.get(tenant, 0.0)
         most = limits.queued_tokens
         # Alone a request may pass the cap, or it could never be served.

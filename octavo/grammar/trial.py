@@ -91,9 +91,10 @@ class Trial:
         """The next line, or None at the end. Raises TimeoutError."""
         assert process.stdout is not None
         end, got = time.monotonic() + seconds, bytearray()
+        waiting = select.poll()  # `select.select` takes no descriptor above 1023
+        waiting.register(process.stdout, select.POLLIN)
         while not got.endswith(b"\n"):
-            ready, _, _ = select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
+            if not waiting.poll(max(0.0, end - time.monotonic()) * 1e3):
                 raise TimeoutError
             part = process.stdout.read(1 << 16)
             if not part:

@@ -5,9 +5,12 @@ The oracles: jsonschema for schemas, Python's `re` for patterns.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import re
+import resource
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -286,6 +289,21 @@ def test_a_compiler_that_dies_is_replaced() -> None:
         assert trial.grammar("regex", "b")
     finally:
         trial.close()
+
+
+def test_it_works_however_many_files_are_open() -> None:
+    """A server with two thousand connections has descriptors above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    trial = Trial()
+    try:
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(os.devnull)) for _ in range(1100)]
+            assert max(file.fileno() for file in files) > 1023
+            assert trial.grammar("regex", "[a-c]{1,3}")
+    finally:
+        trial.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_few_grammars_are_kept(trial: Trial) -> None:

@@ -93,6 +93,17 @@ def test_prompts_that_wait_are_capped_by_the_time_they_would_take() -> None:
     assert not admission.by_tenant
 
 
+def test_a_body_of_megabytes_that_is_still_parsed_keeps_no_others_out() -> None:
+    scheduler = Scheduler(FakeExecutor().capacity, model=StepModel(Coefficients(1e-6, 0.01)))
+    admission = Admission(scheduler, Limits(queued_seconds=60.0))
+    huge = admission.enter("a", 8 << 20, NO_SLO, 0.0)  # it would be 21,000 s, as one prompt
+    other = admission.enter("b", 3600, NO_SLO, 0.0)
+    admission.leave(huge)
+    assert admission.queued_tokens == pytest.approx(900.0)
+    admission.leave(other)
+    assert not admission.by_tenant
+
+
 # ---- on the wire ---------------------------------------------------------------------------------
 
 
