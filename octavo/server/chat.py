@@ -91,7 +91,8 @@ def _named(params: SamplingParams, wire: Wire) -> SamplingParams:
     held = params.structured_outputs
     if held is None or not wire.names:
         return params
-    return replace(params, structured_outputs=replace(held, param=wire.name(held.param)))
+    param = wire.name(held.param) or held.param
+    return replace(params, structured_outputs=replace(held, param=param))
 
 
 def prompt_of(service: Service, body: protocol.ChatBody) -> list[int]:
