@@ -2,9 +2,11 @@
 
 Each tenant has a counter of the service it got: prompt tokens computed for it (what the prefix
 cache had costs nothing), and output tokens, which count double, over its weight. Next is always the
-tenant with the least. A tenant that had nothing waiting is lifted to the least of those that do, so
-that nobody saves up. Two tenants that both always have work waiting never differ by more than
-2 max(the longest prompt, 2 tokens for each token that a batch can hold).
+tenant with the least. A tenant that had nothing waiting is lifted to the least of those that do,
+less a credit: who asks little and seldom has a burst served at once while others flood, instead of
+at half the speed, and nobody saves up more than that. Two tenants that both always have work
+waiting never get further apart than by
+2 max(the longest prompt, 2 tokens for each token that a batch can hold), and the credit.
 
 Which of a tenant's requests goes is up to another order, so `fair` goes with `slo`.
 """
@@ -20,6 +22,7 @@ from octavo.core.policy import ALL, House, Offers, Order, Policy, fcfs
 from octavo.core.request import Sequence, State
 
 PROMPT, OUTPUT = 1.0, 2.0  # what a token counts
+CREDIT = 2048.0  # tokens that one who comes back may be behind the others
 SPARE = 8  # one row in so many is kept for other tenants, while there are any
 MEMORY = 60.0  # seconds after which a tenant that asked for nothing is not waited for
 MAX_COUNTERS = 4096
@@ -52,13 +55,22 @@ class Fair:
         self._met(tenant, now)
         order = self._orders.get(tenant)
         if order is None:
-            least = min([self.counters[t] for t in self._orders], default=self._left)
-            counter = max(self.counters.get(tenant, 0.0), least)
+            least = self._least(self._orders)
+            counter = self._lifted(tenant, least)
             self._forget(least)
             self.counters[tenant] = counter
             order = self._orders[tenant] = self._inner(self._house)
             heappush(self._turn, (counter, tenant))
         order.push(seq, now)
+
+    def _least(self, orders: Iterable[str]) -> float:
+        return min([self._counter(tenant) for tenant in orders], default=self._left)
+
+    def _lifted(self, tenant: str, least: float) -> float:
+        """The counter with which a tenant comes back. Who was never here has no credit: names are
+        cheap."""
+        known = self.counters.get(tenant)
+        return least if known is None else max(known, least - CREDIT)
 
     def _met(self, tenant: str, now: float) -> None:
         latest = self._latest
@@ -72,7 +84,10 @@ class Fair:
     def _forget(self, least: float) -> None:
         """Counters that a lift would overrule need not be kept."""
         if len(self.counters) >= MAX_COUNTERS:
-            kept = {t: c for t, c in self.counters.items() if c > least or t in self._orders}
+            low = least - CREDIT
+            kept = {t: c for t, c in self.counters.items() if c > low or t in self._orders}
+            if len(kept) >= MAX_COUNTERS:
+                kept = {t: c for t, c in kept.items() if c > least or t in self._orders}
             self.counters = kept
 
     def _first(self) -> str | None:
@@ -209,18 +224,21 @@ class Fair:
     def ahead(self, due: float, tenant: str, work: float) -> float:
         """What the tenant has waiting itself, and as much for each other one that has something
         waiting, by their weights: turns are shared for as long as that takes. A tenant that got
-        less so far catches up first."""
+        less so far catches up first, this one too."""
         orders, weights = dict(self._orders), self._weights
         own = orders.pop(tenant, None)
         mine = own.ahead(due, tenant, work) if own is not None else 0.0
         counter, token = self._counter(tenant), self._house.model.coefficients.token
+        if own is None and orders:
+            counter = self._lifted(tenant, self._least(orders))
         seconds = mine
         for other in orders:
             weight = weights.get(other, 1.0)
             lag = max(0.0, counter - self._counter(other)) * weight * token
             most = orders[other].ahead(inf, other, 0.0)
+            lead = max(0.0, self._counter(other) - counter) * weight * token
             share = (mine + work) * weight / weights.get(tenant, 1.0)
-            seconds += share + min(lag, most)
+            seconds += max(0.0, share - lead) + min(lag, most)
         return seconds
 
     def backlog(self) -> list[tuple[float, float]]:

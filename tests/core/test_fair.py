@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from octavo.core.fair import OUTPUT, PROMPT, fair
+from octavo.core.fair import CREDIT, OUTPUT, PROMPT, fair
 from octavo.core.policy import Policy, fcfs
 from octavo.core.request import Slo
 from octavo.core.slo import slo
@@ -66,6 +66,31 @@ def test_a_tenant_that_was_idle_has_saved_nothing() -> None:
     machine.turn(60)
     gained = {t: service(machine)[t] - before[t] for t in "ab"}
     assert 0.6 < gained["b"] / gained["a"] < 1.7
+
+
+def test_one_who_comes_back_is_served_first_up_to_a_credit_and_not_beyond() -> None:
+    machine = Machine(fair(), prefix_caching=False, max_rows=4, num_blocks=200)
+    machine.add(ask("b", 8, 2, tenant="b"), *(ask(f"a{i}", 8, 10, tenant="a") for i in range(900)))
+    machine.turn(900)
+    before = service(machine)
+    assert before["a"] > before["b"] + 1.5 * CREDIT
+    machine.add(*(ask(f"b{i}", 8, 10, tenant="b") for i in range(400)))
+    lead, leads = 0.0, []
+    while lead < CREDIT and any(s.request.tenant == "b" for s in machine.scheduler.waiting):
+        machine.turn(10)
+        gained = {t: service(machine)[t] - before[t] for t in "ab"}
+        leads.append(lead := gained["b"] - gained["a"])
+    bound = 2 * max(PROMPT * 8, OUTPUT * 4 * 10)
+    assert CREDIT - bound <= max(leads) <= CREDIT + bound
+
+
+def test_names_that_were_never_here_have_no_credit() -> None:
+    machine = Machine(fair(), prefix_caching=False, max_rows=4, num_blocks=200)
+    machine.add(*(ask(f"a{i}", 8, 10, tenant="a") for i in range(400)))
+    machine.turn(400)
+    counters = machine.scheduler._order.counters
+    machine.add(ask("n", 8, 10, tenant="new"))
+    assert counters["new"] == counters["a"] > CREDIT
 
 
 def test_what_a_preemption_repeats_is_not_charged_again() -> None:
