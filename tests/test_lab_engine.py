@@ -8,6 +8,7 @@ import pytest
 
 from octavo.core.batch import Batch, RowResult, StepResult
 from octavo.core.executor import Capacity
+from octavo.core.request import Slo
 from octavo.errors import InvalidRequest
 from octavo.lab import batching, chunked, kv, paging, prefix, scheduling, stage
 from octavo.lab.finding import Finding
@@ -167,6 +168,35 @@ def test_a_slow_machine_has_fewer_requests_and_says_so(findings) -> None:
     assert plan.count(100.0) == batching.LEAST
     values = findings["batching"].values | {"asked_requests": 9}
     assert "not 9" in " ".join(batching.finding(values).says)
+
+
+def test_a_load_that_was_no_overload_decides_nothing(findings) -> None:
+    values = findings["scheduling"].values
+    assert scheduling.least_load(1.3) == pytest.approx(1.15)
+    assert scheduling.least_load(0.8) == 0.0
+    assert [r["offered_per_s"] / r["capacity_per_s"] for r in values["rounds"]] == [
+        pytest.approx(values["load"])
+    ]
+    lost = values["rounds"][0] | {"load": 0.9, "counts": False}
+    none = values | {"conclusive": False, "measured_load": 0.9, "rounds": [lost]}
+    assert "INCONCLUSIVE" in " ".join(scheduling.finding(none).says)
+    assert "0.90 times came" in " ".join(scheduling.finding(none).says)
+    kept = lost | {"load": 1.3, "counts": True}
+    some = values | {"conclusive": True, "rounds": [lost, kept], "asked_requests": 9}
+    said = " ".join(scheduling.finding(some).says)
+    assert "1 of 2 rounds are left out" in said
+    assert "8 requests, not 9" in said
+
+
+def test_requests_come_within_the_time_that_the_load_says() -> None:
+    plan = scheduling.Plan()
+    slos = {t.name: Slo(1.0) for t in plan.tenants}
+    visits = scheduling._visits(plan, 40, slos)
+    assert visits[-1].at == pytest.approx(1.0)
+    assert [v.at for v in visits] == sorted(v.at for v in visits)
+    assert plan.count(13.0) == 49  # 80 s are 21 runs
+    assert plan.count(1.0) == scheduling.LEAST
+    assert plan.count(1000.0) == plan.requests
 
 
 def test_reservations_are_what_they_say(findings) -> None:

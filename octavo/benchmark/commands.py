@@ -325,8 +325,9 @@ Examples:
 )
 @click.argument("url")
 @click.option("--load", default="poisson:rate=2,seconds=30,prompt=128,output=64", show_default=True,
-              help="A trace (Azure CSV, Mooncake JSONL, a log of --requests-out; .gz too) or drawn: "
-              "poisson:rate=,seconds=,prompt=,output=,spread= or gamma: with cv= (burstiness), or "
+              help="A trace (Azure CSV, Mooncake JSONL, a log of --requests-out; .gz too), or "
+              "drawn: poisson:rate=,seconds=,prompt=,output=,spread= or gamma: with cv= "
+              "(burstiness), or "
               "servegen:FILE,start=0,seconds=600.")  # fmt: skip
 @click.option("--rate", type=float, help="Requests a second; gaps are stretched, their shape kept.")
 @click.option("--head", type=click.IntRange(min=1), help="Only so many requests.")

@@ -264,7 +264,7 @@ Examples:
 @options(EngineConfig, skip=("policy",))
 @click.option("--load", default=1.3, show_default=True, type=click.FloatRange(0.0, min_open=True),
               help="Arrivals, in multiples of what the engine can serve.")  # fmt: skip
-@click.option("--requests", default=50, show_default=True, help="Requests of a run.")
+@click.option("--requests", default=50, show_default=True, help="Requests of a run, at most.")
 @click.option("--chunk", default=64, show_default=True,
               help="Tokens of a step at most, where a policy looks at no deadlines.")  # fmt: skip
 @repeats
@@ -274,7 +274,12 @@ def scheduling(
     load: float, requests: int, chunk: int, repeats: int, plot: str | None, as_json: bool,
     **flags: Any,
 ) -> None:  # fmt: skip
-    """Fcfs, priority, sjf, fair, slo: deadlines met and fairness, on the same requests."""
+    """Fcfs, priority, sjf, fair, slo: deadlines met and fairness, on the same requests.
+
+    What the engine can serve is measured before every round of them, and whether the load was more
+    than that is checked after it: a round that was no overload does not count. Two minutes at most;
+    on a slow machine there are fewer requests.
+    """
     from octavo.lab import scheduling as room
 
     plan = room.Plan(load=load, requests=requests, chunk=chunk, repeats=repeats)

@@ -5,6 +5,12 @@ deadlines, most of the work). Everybody's deadlines are multiples of the time th
 alone on this machine. Attainment: requests that met TTFT and TPOT, of all sent; a refused one met
 nothing. Fairness: Jain's index of the tenants' attainments, 1 where all fare alike and 1/n where
 one has everything.
+
+What the engine can serve is measured anew before every round, by the same requests all at once, and
+the round's load is a multiple of the most that was seen so far. What the load was in truth shows in
+the round itself: all policies but those that refuse do the same work, and how long it took, over
+the time in which the requests came, is the load. A round that was no overload does not count; if
+none was, the run is inconclusive and says so.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -55,17 +61,46 @@ TENANTS = (
 class Plan:
     """load: arrivals, in multiples of what the engine can serve. ttft, tpot: deadlines, in
     multiples of what a chat takes alone. chunk: tokens of a step at most, for the policies that do
-    not size their steps by deadlines: those that do may use all that the engine takes."""
+    not size their steps by deadlines: those that do may use all that the engine takes. seconds: all
+    rounds together may take about so long; on a slow machine there are fewer requests then."""
 
     policies: tuple[str, ...] = ("fcfs", "priority", "sjf", "fair", "slo", "slo+admission")
     load: float = 1.3
     requests: int = 50
-    ttft: float = 20.0
+    ttft: float = 10.0
     tpot: float = 20.0
     chunk: int = 64
     repeats: int = 3
     tenants: tuple[Tenant, ...] = TENANTS
     seed: int = 0
+    seconds: float = 80.0
+
+    def count(self, per_s: float) -> int:
+        """Requests of a run on an engine that serves so many a second."""
+        runs = self.repeats * (len(self.policies) + 1)
+        return min(self.requests, max(LEAST, int(per_s * self.seconds / runs)))
+
+
+LEAST = 24  # requests of a run
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Every policy once. capacity: requests a second, as measured before; span: seconds in which
+    the requests came; tail: that the last of them takes alone; runs: what became of all, and how
+    many were refused."""
+
+    capacity: float
+    span: float
+    tail: float
+    runs: dict[str, tuple[Trial, int]]
+
+    @property
+    def load(self) -> float:
+        """As it was: the time that the work took over the time in which it came."""
+        whole = [t.seconds for p, (t, _) in self.runs.items() if not p.endswith(ADMISSION)]
+        took = median(whole or [t.seconds for t, _ in self.runs.values()])
+        return (took - self.tail) / self.span
 
 
 def measure(
@@ -86,32 +121,76 @@ def measure(
             return stage.play(engine, wanted, clock), 0
         return stage.play(engine, wanted, clock, gate=gate), gate.refused
 
+    def at_once(count: int) -> list[Request]:
+        burst = [v._replace(at=0.0, slo=Slo()) for v in _visits(plan, count, slos)]
+        return stage.requests(burst, vocab, "scheduling")
+
     watch("what one request takes alone")
     base, chat = _alone(assembly, plan, clock)
+    tail = base + (plan.tenants[0].output - 1) * chat
     slos = {t.name: Slo(plan.ttft * t.slack * base, plan.tpot * chat) for t in plan.tenants}
-    visits = _visits(plan, slos)
-    burst = stage.requests([v._replace(at=0.0, slo=Slo()) for v in visits], vocab, "scheduling")
     watch("what the engine can serve")
-    rate = plan.load * plan.requests / run("fcfs", burst)[0].seconds
+    few = min(LEAST, plan.requests)
+    fastest = few / (run("fcfs", at_once(few))[0].seconds - tail)
+    count = plan.count(fastest)
     # A server has served before: what predicts the steps has seen this kind of load.
     model = models[-1]()
     models.append(lambda: model)
-    run("slo", burst)
+    run("slo", at_once(count))
     models.append(lambda: copy.deepcopy(model))
-    wanted = stage.requests([v._replace(at=v.at / rate) for v in visits], vocab, "scheduling")
-    found = stage.in_turn(plan.policies, plan.repeats, lambda p, _: run(p, wanted), watch)
-    owners = {request.id: request.tenant for request in wanted}
+    rounds, visits, started = list[Round](), _visits(plan, count, slos), clock.now()
+    for number in range(plan.repeats):
+        if (clock.now() - started) * (number + 1) > plan.seconds * max(number, 1):
+            break  # one round more would take too long
+        of = f"{number + 1} of {plan.repeats}"
+        watch(f"what it can serve now, {of}")
+        fastest = max(fastest, count / (run("fcfs", at_once(count))[0].seconds - tail))
+        span = count / (plan.load * fastest)
+        wanted = stage.requests([v._replace(at=v.at * span) for v in visits], vocab, "scheduling")
+        k, runs = number % len(plan.policies), {}
+        for policy in (*plan.policies[k:], *plan.policies[:k]):
+            watch(f"{policy}, {of}")
+            runs[policy] = run(policy, wanted)
+        rounds.append(Round(fastest, span, tail, {p: runs[p] for p in plan.policies}))
+        fastest = max(fastest, count / (rounds[-1].load * span))
+    owners = {f"r{number}": visit.tenant for number, visit in enumerate(visits)}
+    return _values(assembly.name, plan, rounds, owners, slos) | {"neighbours": neighbours.share()}
+
+
+def _values(
+    model: str, plan: Plan, rounds: list[Round], owners: dict[str, str], slos: dict[str, Slo]
+) -> dict[str, Any]:
+    """Of the rounds that were overloads, or of all where none was."""
+    least = least_load(plan.load)
+    counted = [one for one in rounds if one.load >= least]
+    shown = counted or rounds
     return {
-        "model": assembly.name,
-        "requests": plan.requests,
+        "model": model,
+        "requests": len(owners),
+        "asked_requests": plan.requests,
+        "asked_rounds": plan.repeats,
         "load": plan.load,
+        "least_load": least,
+        "conclusive": bool(counted),
+        "rounds": [
+            {"capacity_per_s": r.capacity, "offered_per_s": len(owners) / r.span, "load": r.load,
+             "counts": r.load >= least}
+            for r in rounds
+        ],
         "chunk": plan.chunk,
-        "offered_per_s": rate,
+        "offered_per_s": median(len(owners) / one.span for one in shown),
+        "measured_load": median(one.load for one in shown),
         "tenants": [dataclasses.asdict(t) for t in plan.tenants],
         "slo": {n: {"ttft_s": s.ttft, "tpot_s": s.tpot} for n, s in slos.items()},
-        "policies": {p: _fared(runs, owners, plan) for p, runs in found.items()},
-        "neighbours": neighbours.share(),
-    }
+        "policies": {
+            p: _fared([one.runs[p] for one in shown], owners, plan) for p in plan.policies
+        },
+    }  # fmt: skip
+
+
+def least_load(asked: float) -> float:
+    """What the load must have been for a round to count: half of the overload that was asked."""
+    return 1.0 + (asked - 1.0) / 2 if asked > 1.0 else 0.0
 
 
 class _Gate:
@@ -142,15 +221,16 @@ def _alone(assembly: Assembly, plan: Plan, clock: Clock) -> tuple[float, float]:
     return ttft, stage.quantile([t.tpot or 0.0 for t in trials], 0.5)
 
 
-def _visits(plan: Plan, slos: dict[str, Slo]) -> list[Visit]:
-    """Arrivals at one a second; whose they are is drawn by weight."""
+def _visits(plan: Plan, count: int, slos: dict[str, Slo]) -> list[Visit]:
+    """Arrivals within one second, as random as they are but for that; whose they are is drawn by
+    weight."""
     draw, now, made = random.Random(f"scheduling {plan.seed}"), 0.0, []
     weights = [t.weight for t in plan.tenants]
-    for _ in range(plan.requests):
+    for _ in range(count):
         now += draw.expovariate(1.0)
         (t,) = draw.choices(plan.tenants, weights)
         made.append(Visit(now, t.prompt, t.output, t.name, t.priority, slos[t.name]))
-    return made
+    return [visit._replace(at=visit.at / now) for visit in made]
 
 
 def _fared(runs: list[tuple[Trial, int]], owners: dict[str, str], plan: Plan) -> dict[str, Any]:
@@ -163,7 +243,7 @@ def _fared(runs: list[tuple[Trial, int]], owners: dict[str, str], plan: Plan) ->
     ]
     middle, trials = stage.middle, [trial for trial, _ in runs]
     return {
-        "attainment": middle(sum(t.met for t in trial.timings) / plan.requests for trial in trials),
+        "attainment": middle(sum(t.met for t in trial.timings) / len(owners) for trial in trials),
         "goodput_per_s": middle(sum(t.met for t in t_.timings) / t_.seconds for t_ in trials),
         "by_tenant": {n: middle(share[n] for share in good) for n in names},
         "fairness": middle(jain(list(share.values())) for share in good),
@@ -206,7 +286,7 @@ def finding(values: dict[str, Any]) -> Finding:
     )  # fmt: skip
     title = (
         f"{values['model']}: {values['requests']} requests at {values['offered_per_s']:.1f}/s, "
-        f"{values['load']:.2g} times what the engine can serve; medians (least–most)"
+        f"{values['measured_load']:.2f} times what the engine could serve; medians (least–most)"
     )
     says = (_objectives(values), _says(values), *stage.busy_note(values))
     return Finding(values, (Sheet(title, head, rows),), says, lambda path: draw(values, path))
@@ -226,7 +306,9 @@ def _says(values: dict[str, Any]) -> str:
     fair = {p: one["fairness"]["median"] for p, one in values["policies"].items()}
     best, fairest = max(found, key=lambda p: found[p]), max(fair, key=lambda p: fair[p])
     worst = min(found, key=lambda p: found[p])
-    ceiling = min(1.0, 1.0 / values["load"])
+    if not values["conclusive"]:
+        return _inconclusive(values)
+    ceiling = min(1.0, 1.0 / values["measured_load"])
     return (
         f"Of the same requests {best} serves {found[best]:.0%} in time, {worst} "
         f"{found[worst]:.0%}. The fairest is {fairest} (Jain {fair[fairest]:.2f}). No order makes "
@@ -234,7 +316,39 @@ def _says(values: dict[str, Any]) -> str:
         "the requests that are lost anyway, and admission says so at the door. The ceiling in the "
         f"long run is {ceiling:.0%}, what the engine can serve; a run as short as this one ends "
         "before its backlog has outgrown the looser deadlines, so more can be kept."
+        f"{_left_out(values)}"
     )
+
+
+def _inconclusive(values: dict[str, Any]) -> str:
+    loads = ", ".join(f"{one['load']:.2f}" for one in values["rounds"])
+    speeds = ", ".join(f"{one['capacity_per_s']:.1f}" for one in values["rounds"])
+    return (
+        f"INCONCLUSIVE: {values['load']:.2g} times what the engine can serve was to come, and "
+        f"{loads} times came, by rounds; below {values['least_load']:.2f} nobody has to choose, "
+        f"and what the policies did differently shows little. Measured before the rounds: {speeds} "
+        "requests a second. The engine became faster meanwhile, so others were at work when it was "
+        "measured; run it again on a quieter machine, or with a larger --load. The ceiling of "
+        "what can be kept is all."
+    )
+
+
+def _left_out(values: dict[str, Any]) -> str:
+    """What is not what was asked for."""
+    rounds, text = values["rounds"], ""
+    out = [one["load"] for one in rounds if not one["counts"]]
+    if out:
+        loads = ", ".join(f"{load:.2f}" for load in out)
+        text += (
+            f" {len(out)} of {len(rounds)} rounds are left out: the load turned out {loads} times "
+            "what could be served, the machine having become faster meanwhile."
+        )
+    if values["requests"] < values["asked_requests"]:
+        text += f" A run has {values['requests']} requests, not {values['asked_requests']}, so as "
+        text += "to end in time."
+    if len(rounds) < values["asked_rounds"]:
+        text += f" For want of time there are {len(rounds)} rounds, not {values['asked_rounds']}."
+    return text
 
 
 # ---- the picture ----
@@ -264,11 +378,15 @@ def draw(values: dict[str, Any], path: str) -> None:
     found = {p: one["attainment"]["median"] for p, one in policies.items()}
     best = max(found, key=lambda p: found[p])
     first = next(iter(found))
+    head = f"{best} serves {found[best]:.0%} of the same requests in time, {first} "
+    head += f"{found[first]:.0%}"
+    if not values["conclusive"]:
+        head = f"Inconclusive: the load was {values['measured_load']:.2f} times what can be served"
     plots.headline(
         drawing,
-        f"{best} serves {found[best]:.0%} of the same requests in time, {first} {found[first]:.0%}",
-        f"{values['model']}, {values['load']:.2g} times the load that the engine can serve; "
-        "medians, bars from the least to the most",
+        head,
+        f"{values['model']}, {values['measured_load']:.2f} times the load that the engine could "
+        "serve; medians, bars from the least to the most",
     )
     plots.save(drawing, path)
 
