@@ -209,11 +209,16 @@ class Admission:
         scheduler = self._scheduler
         work = self._work(count, cached)
         steps = -(-count // scheduler.capacity.max_tokens)
-        return work + steps * scheduler.model.coefficients.fixed
+        return self._at_best(work + steps * scheduler.model.coefficients.fixed)
 
     def _stream(self, context: int) -> float:
         """Seconds a token of the only stream, most likely."""
-        return self._scheduler.model.predict(StepFeatures(1, context, 0, 1, 1))
+        return self._at_best(self._scheduler.model.predict(StepFeatures(1, context, 0, 1, 1)))
+
+    def _at_best(self, seconds: float) -> float:
+        """The same at the pace of the long run, if the machine is slower now: who is refused for
+        good must not be let in a moment later."""
+        return seconds / max(1.0, self._scheduler.model.pace)
 
     def _work(self, count: int, cached: int) -> float:
         """Seconds that so many tokens behind `cached` ones add to steps."""

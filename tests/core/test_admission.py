@@ -13,7 +13,7 @@ from octavo.core.fair import fair
 from octavo.core.policy import Policy, fcfs
 from octavo.core.request import NO_SLO, Slo, Tier
 from octavo.core.slo import slo
-from octavo.core.steptime import Coefficients
+from octavo.core.steptime import Coefficients, StepFeatures
 from octavo.errors import Overloaded, TenantLimit, TooTight, Unattainable
 from tests.core.machine import Clocked, ask, ttft
 
@@ -167,6 +167,19 @@ def test_a_pace_below_the_machine_s_floor_is_refused_at_once_and_says_why() -> N
         machine.admission.judge(ask("r", 10, 9, slo=Slo(tpot=0.005)), 0.0)
     with pytest.raises(TooTight, match="output would take"):
         machine.admission.judge(ask("r", 10, 2000, slo=Slo(e2e=0.5)), 0.0)
+
+
+def test_a_machine_that_is_slow_for_a_moment_refuses_nobody_for_good() -> None:
+    machine = house()
+    model, step = machine.scheduler.model, StepFeatures().plus(0, 100, 1)
+    for _ in range(200):
+        model.observe(step, SLOW.seconds(step))
+    wanted = Slo(ttft=1.2 * machine.admission._alone(900, 0))
+    for _ in range(5):
+        model.observe(step, 1.35 * SLOW.seconds(step))
+    assert model.pace > 1.3
+    with pytest.raises(Unattainable):
+        machine.admission.judge(ask("r", 900, 2, slo=wanted), 0.0)
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
