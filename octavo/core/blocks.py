@@ -173,6 +173,18 @@ class BlockManager:
         seq.block_table = seq.block_table + new
         return True
 
+    def add(self, seq: Sequence) -> bool:
+        """Grow by one block; False, and nothing changed, if there is none."""
+        if self._free:
+            block = self._free.pop()
+        elif self._cached:
+            block = self._evict()
+        else:
+            return False
+        self._refs[block] = 1
+        seq.block_table = seq.block_table + array("i", (block,))
+        return True
+
     def publish(self, seq: Sequence, old: int, new: int) -> None:
         """Index the blocks that filled when num_computed went from `old` to `new`."""
         first, end = old // self.block_size, new // self.block_size

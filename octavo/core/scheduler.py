@@ -306,8 +306,7 @@ class Scheduler:
 
     def _make_room(self, seq: Sequence, plan: _Plan) -> bool:
         """Get one more block for `seq`, by preempting others if need be."""
-        num_tokens = len(seq.block_table) * self.blocks.block_size + 1
-        while not self.blocks.grow(seq, num_tokens):
+        while not self.blocks.add(seq):
             victim = self._victim(seq, plan.now)
             if victim is None:
                 return False

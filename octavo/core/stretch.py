@@ -98,7 +98,7 @@ class Stretch:
         shape, rows = self.shape, self._rows
         roster.fill(started)
         for seq in fill:
-            blocks.grow(seq, len(seq.block_table) * self._size + 1)
+            blocks.add(seq)
         if bar is not None:
             roster.stats.journal.stopped(bar.why)
         scheduler._pace.alone(shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,6 +64,16 @@ def test_a_step_is_the_sum_of_its_operators(tmp_path: Path) -> None:
     products = 2 * (sum(PER_LAYER.values()) * 22) + len(ONCE) * 22
     attention = 2 * (20 + 16 + 2 * 24)  # two decodes at a mean context of 24
     assert table(Batch(1, rows)) == pytest.approx((products + attention + 10) * 1e-6)
+
+
+def test_decodes_take_what_their_batch_takes_to_the_last_bit(tmp_path: Path) -> None:
+    ends = [17, 40, 41, 300]
+    want = (Want(0, SampleSpec(SamplingParams(), 0, 0)),)
+    rows = (Row(i, e - 1, array("i", [1]), array("i"), want) for i, e in enumerate(ends))
+    batch, steps = Batch(1, tuple(rows)), SimpleNamespace(ends=ends)
+    for skew in (0.0, 0.3):
+        table = read_operators(profile(tmp_path), 2, skew)
+        assert table.decoding(steps) == table(batch)  # type: ignore[arg-type]
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ import json
 import math
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.core.batch import Batch, Row
+from octavo.core.batch import Batch, Row, SampleSpec, Want
+from octavo.core.request import SamplingParams
 from octavo.errors import InvalidRequest
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import weight_specs
@@ -53,6 +56,17 @@ def test_a_batch_costs_what_its_rows_cost() -> None:
     placed = place(config("smollm2-135m"), device("zen4"))
     batch = Batch(1, (Row(0, 7, array("i", [1, 2, 3]), array("i", [0]), ()),))
     assert placed.durations()(batch) == placed.durations().seconds([(7, 3, 0)])
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-270m"])
+def test_decodes_take_what_their_batch_takes_to_the_last_bit(name: str) -> None:
+    """Also where windows end before the contexts do."""
+    durations = place(config(name), device("l4")).durations()
+    ends = [3, 511, 512, 513, 700, 2048]
+    want = Want(0, SampleSpec(SamplingParams(), 0, 0))
+    rows = (Row(i, e - 1, array("i", [1]), array("i", [0]), (want,)) for i, e in enumerate(ends))
+    steps: Any = SimpleNamespace(ends=ends)
+    assert durations.decoding(steps) == durations(Batch(1, tuple(rows)))
 
 
 @pytest.mark.parametrize(
