@@ -328,30 +328,30 @@ class Ground:
 
 class Paced:
     """Durations of a machine whose speed changes: what a model of the long run says, times how long
-    the steps of a real run took beside that, at the same time. window: seconds over which that is
-    the median; inf: the first 30 % of the steps, for the whole run."""
+    the steps of a real run took beside that, at the same time. Of sums, for a queue feels the few
+    long steps as well. window: seconds that are one; inf: the first 30 % of the steps are the
+    speed of the whole run."""
 
     def __init__(self, model: StepModel, steps: list[list[float]], window: float) -> None:
         self.model = model
         self.executor: SimulatedExecutor | None = None
-        ratios = [(s[5], (s[6] - s[5]) / model.usual(StepFeatures(*s[:5]))) for s in steps]
-        gaps = [b[5] - a[6] for a, b in pairwise(steps)]
-        self.gap = float(np.median([gap for gap in gaps if gap < 0.005]))
         self._window = window
-        if window == float("inf"):
-            first = [ratio for _, ratio in ratios[: max(1, int(0.3 * len(ratios)))]]
-            self._speeds = {0: float(np.median(first))}
-        else:
-            found: dict[int, list[float]] = {}
-            for at, ratio in ratios:
-                found.setdefault(int(at / window), []).append(ratio)
-            self._speeds = {slot: float(np.median(many)) for slot, many in found.items()}
-        self._usual = float(np.median([ratio for _, ratio in ratios]))
+        whole = window == float("inf")
+        took: dict[int, float] = {}
+        usual: dict[int, float] = {}
+        for *shape, started, finished in steps[: int(0.3 * len(steps)) + 1] if whole else steps:
+            slot = 0 if whole else int(started / window)
+            took[slot] = took.get(slot, 0.0) + finished - started
+            usual[slot] = usual.get(slot, 0.0) + model.usual(StepFeatures(*shape))
+        self._speeds = {slot: took[slot] / usual[slot] for slot in took}
+        self._mean = sum(took.values()) / sum(usual.values())
+        gaps = [b[5] - a[6] for a, b in pairwise(steps)]
+        self.gap = float(np.mean([gap for gap in gaps if gap < 0.005]))
 
     def __call__(self, batch: Batch) -> float:
         now = self.executor.now if self.executor is not None else 0.0
         slot = 0 if self._window == float("inf") else int(now / self._window)
-        speed = self._speeds.get(slot, self._usual)
+        speed = self._speeds.get(slot, self._mean)
         return speed * self.model.usual(StepFeatures.of(batch)) + self.gap
 
 
