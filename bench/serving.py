@@ -133,11 +133,12 @@ def measure(model: str, path: str, shape: Shape, repeats: int) -> dict[str, Any]
     compute = llm.config.threads or cores
     top = llm.assembly.door.vocab_size
     with Served(model, *FLAGS) as server:
-        for repeat in range(-1, repeats):  # the first one warms both up
+        for repeat in range(-1, repeats):
             prompts = shape.prompts(top, repeat)
-            bodies = [body(path, model, prompt, shape.output) for prompt in prompts]
-            plain.append(offline(llm, prompts, shape.output))
-            runs.append(served(server, path, bodies, shape.output, compute))
+            output = shape.output if repeat >= 0 else 8  # the first one warms both up
+            bodies = [body(path, model, prompt, output) for prompt in prompts]
+            plain.append(offline(llm, prompts, output))
+            runs.append(served(server, path, bodies, output, compute))
     return row(model, path, shape, cores, plain[1:], runs[1:])
 
 
