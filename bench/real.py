@@ -15,6 +15,7 @@ goodput     the best fixed setting of fcfs, searched in the simulator and then o
             knee (90 % in time); at 1.4 times the knee fcfs and slo with admission, in turn
 admission   of goodput's runs: promises kept, forecasts of first tokens, Retry-After, false refusals
 fidelity    the simulator beside the engine at 0.5 and 0.9 of the knee
+replayed    every run that is kept, simulated at its own speed
 fairness    one tenant alone, and beside one that sends ten times as much
 door        a real server and a client: how soon it refuses, and whether Retry-After is true
 ranking     policies as the engine and as the simulator rank them
@@ -61,6 +62,7 @@ SHAPES = {
     "8 decodes + 128": [(128, 1, 1)] * 8 + [(0, 128, 1)],
     "256 of a prompt": [(0, 256, 1)],
 }
+WAYS = (("one speed, of the first 30 % of the steps", float("inf")), ("its speed in time", 0.5))
 KINDS = ("mean", "P50", "P90", "P99")
 Table = tuple[str, list[str], list[list[str]]]
 Found = tuple[Cell, list[Table]]
@@ -347,11 +349,10 @@ def false_refusals(ground: Ground, args: argparse.Namespace, rate: float) -> tup
 def fidelity(ground: Ground, args: argparse.Namespace) -> Found:
     knee, tried, _ = knee_of(ground, args)
     who, rows, out = tried[0], [], []
-    ways = (("one speed, of the first 30 % of the steps", float("inf")), ("its speed in time", 0.5))
     for times in (0.5, 0.9):
         for seed in range(args.seeds):
             real = [ground.real(who, times * knee, seed, repeat) for repeat in range(args.repeats)]
-            for way, window in ways:
+            for way, window in WAYS:
                 made = [
                     ground.simulated(who, times * knee, seed, machine=ground.paced(cell, window))
                     for cell in real
@@ -363,12 +364,35 @@ def fidelity(ground: Ground, args: argparse.Namespace) -> Found:
                                                 for k in KINDS), "req/s"]  # fmt: skip
     tables: list[Table] = [(f"{who.name}: simulator beside the engine, {args.repeats} repeats each "
                             "(median error; ! outside)", head, rows)]  # fmt: skip
-    for way, _ in ways:
+    for way, _ in WAYS:
         mine = [one for one in out if one["way"] == way]
         ok, strict = (sum(one[k] for one in mine) for k in ("ok", "strict"))
         tables.append((f"{way}: {strict} of {len(mine)} within 5 % / 3 %, {ok} with the repeats' "
                        "own spread x 1.5", [], []))  # fmt: skip
     return {"cells": out}, tables
+
+
+def replayed(ground: Ground, _: argparse.Namespace) -> Found:
+    """Every real run that is kept, simulated with what was known of the machine."""
+    rows, out = [], []
+    for text, cell in ground.ledger.cells.items():
+        key = json.loads(text)
+        if "steps" not in cell or "goodput" not in cell or key["anyway"]:
+            continue
+        ground.seconds = key["seconds"]
+        who, rate = contestant(key["run"].replace(" ", ":")), key["rate"]
+        for way, window in WAYS:
+            machine = ground.paced(cell, window)
+            made = ground.simulated(who, rate, key["seed"], machine=machine)
+            found = list(_compared([cell], [made]))
+            out.append({"key": key, "way": way, "cells": found})
+            ok = sum(one["strict"] for one in found)
+            share = f"{cell['attainment']:.0%} {made['attainment']:.0%}"
+            means = [one["shown"] for one in found if "mean" in one["what"]] + [found[-1]["shown"]]
+            rows.append([f"{who.name} {rate:.2f}/s {key['seed']}", way, share, *means, str(ok)])
+    head = ["run", "simulated with", "in time, simulated", "TTFT mean", "TPOT mean", "E2E mean",
+            "req/s", f"of {3 * len(KINDS) + 1} within 5 %, 3 %"]  # fmt: skip
+    return {"runs": out}, [("kept runs, simulated", head, rows)]
 
 
 def _compared(real: list[Cell], made: list[Cell]) -> Iterator[Cell]:
@@ -482,6 +506,7 @@ COMMANDS = {
     "steptime": steptime, "goodput": goodput, "admission": admission, "fidelity": fidelity,
     "fairness": fairness, "ranking": ranking, "search": search,
     "door": door,
+    "replayed": replayed,
 }  # fmt: skip
 
 
