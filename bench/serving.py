@@ -6,7 +6,8 @@
 A real `octavo serve` and, in this process, `LLM` with the same settings are given the same prompts
 of random tokens in turn: 64 at once, greedy, end-of-text ignored, no guessed tokens. The server is
 asked over raw sockets for streams (`octavo.benchmark.wire`); what comes is kept and read after the
-run. Throughput is output tokens over the whole time, prompts included, on both sides.
+run. Throughput is output tokens over the whole time, prompts included, on both sides; "while
+decoding", as in `octavo bench offline`, what came after the last of the first tokens.
 
 API us/token: processor time of the server's main thread (sockets, HTTP, JSON, text, the kernel's
 part in sending) and of all its threads but the engine's, over all tokens of the run, from the first
@@ -60,7 +61,8 @@ class Shape:
 @dataclass(frozen=True)
 class Run:
     """Seconds of one run over the server, and what was seen: pieces are what the client's socket
-    gave at once, events the chunks that carried text."""
+    gave at once, events the chunks that carried text; decode: tokens a second after the last first
+    one."""
 
     wall: float
     api_cpu: float
@@ -68,16 +70,25 @@ class Run:
     client_cpu: float
     pieces: int
     events: int
+    decode: float
 
 
-def offline(llm: LLM, prompts: list[list[int]], output: int) -> float:
-    """Seconds of the same requests without a server."""
+def decoding(times: list[list[float]]) -> float:
+    """Tokens a second after the last of the first tokens; times: of each stream's tokens."""
+    begun, end = max(stream[0] for stream in times), max(stream[-1] for stream in times)
+    return sum(at > begun for stream in times for at in stream) / (end - begun)
+
+
+def offline(llm: LLM, prompts: list[list[int]], output: int) -> tuple[float, float]:
+    """The same requests without a server: seconds, and tokens a second of decoding."""
     params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
+    times: list[list[float]] = [[] for _ in prompts]
     begun = time.perf_counter()
-    count = sum(len(piece.token_ids) for piece in llm.stream(prompts, params))
+    for piece in llm.stream(prompts, params):
+        times[piece.prompt_index] += [time.perf_counter()] * len(piece.token_ids)
     wall = time.perf_counter() - begun
-    assert count == len(prompts) * output, count
-    return wall
+    assert all(len(stream) == output for stream in times)
+    return wall, decoding(times)
 
 
 def body(path: str, model: str, prompt: list[int], output: int) -> bytes:
@@ -110,10 +121,12 @@ def served(server: Served, path: str, bodies: list[bytes], output: int, compute:
     wall = time.perf_counter() - begun
     client = time.process_time() - own
     spent = server.cpu(compute) - before
-    events = 0
+    events, times = 0, []
     for one in made:
         answer = wire.read(one.times, one.pieces)
-        said = [data for _, data in wire.events(answer.body)]
+        came = [*wire.events(answer.body)]
+        said = [data for _, data in came]
+        times.append([at for at, _ in came[:-2]])
         if answer.status != 200 or len(said) < 2 or said[-1] != b"[DONE]":
             raise RuntimeError(f"HTTP {answer.status}: {answer.content[-300:]!r} {one.fault}")
         usage = json.loads(said[-2])["usage"]
@@ -121,14 +134,16 @@ def served(server: Served, path: str, bodies: list[bytes], output: int, compute:
             raise RuntimeError(f"{usage['completion_tokens']} tokens, not {output}")
         events += len(said) - 2
     pieces = sum(len(one.pieces) for one in made)
-    return Run(wall, spent.loop + spent.rest, spent.steps, client, pieces, events)
+    # Half a character has no event: its token came with the next one.
+    rate = decoding(times) * output * len(made) / events
+    return Run(wall, spent.loop + spent.rest, spent.steps, client, pieces, events, rate)
 
 
 def measure(model: str, path: str, shape: Shape, repeats: int) -> dict[str, Any]:
     """Both sides in turn, `repeats` times."""
     cores = len(os.sched_getaffinity(0))
     runs: list[Run] = []
-    plain: list[float] = []
+    plain: list[tuple[float, float]] = []
     llm = LLM(model, speculation="off", kv_memory=512 << 20, prefix_caching=False)
     compute = llm.config.threads or cores
     top = llm.assembly.door.vocab_size
@@ -143,10 +158,17 @@ def measure(model: str, path: str, shape: Shape, repeats: int) -> dict[str, Any]
 
 
 def row(
-    model: str, path: str, shape: Shape, cores: int, plain: list[float], runs: list[Run]
+    model: str,
+    path: str,
+    shape: Shape,
+    cores: int,
+    alone: list[tuple[float, float]],
+    runs: list[Run],
 ) -> dict[str, Any]:
     """What the runs say, as values. Shares are of each run beside the offline one before it."""
+    plain = [wall for wall, _ in alone]
     pairs = list(zip(plain, runs, strict=True))
+    decodes = [run.decode / rate for (_, rate), run in zip(alone, runs, strict=True)]
 
     def share(held_up: float) -> float:
         return statistics.median(p / (r.wall - held_up * r.client_cpu) for p, r in pairs)
@@ -166,10 +188,11 @@ def row(
         "share": share(0.0),
         "share_less_client_least": share(1.0 / cores),
         "share_less_client_most": share(1.0),
+        "decode_share": middle(decodes),
         "events_per_token": middle([r.events / shape.tokens for r in runs]),
         "pieces_per_token": middle([r.pieces / shape.tokens for r in runs]),
         "runs": [asdict(r) for r in runs],
-        "offline": plain,
+        "offline": alone,
     }
 
 
@@ -179,6 +202,7 @@ LINES = (
     ("offline, tok/s", "offline_tok_s", "{:.0f}"),
     ("served, tok/s", "served_tok_s", "{:.0f}"),
     ("share", "share", "{:.1%}"),
+    ("share while decoding", "decode_share", "{:.1%}"),
     ("less client, least", "share_less_client_least", "{:.1%}"),
     ("less client, most", "share_less_client_most", "{:.1%}"),
     ("events/token", "events_per_token", "{:.2f}"),
