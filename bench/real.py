@@ -62,7 +62,8 @@ SHAPES = {
     "8 decodes + 128": [(128, 1, 1)] * 8 + [(0, 128, 1)],
     "256 of a prompt": [(0, 256, 1)],
 }
-WAYS = (("one speed, of the first 30 % of the steps", float("inf")), ("its speed in time", 0.5))
+# The machine that is simulated: at the speed of the run's first 30 %, or as it changed in the run.
+WAYS = (("one speed", float("inf")), ("own speed", 0.5))
 KINDS = ("mean", "P50", "P90", "P99")
 Table = tuple[str, list[str], list[list[str]]]
 Found = tuple[Cell, list[Table]]
