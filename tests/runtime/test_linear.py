@@ -81,6 +81,12 @@ def test_in_bf16_only_the_activations_are_rounded(name: str, isa: str) -> None:
         assert error(_cpu.linear(handle, x, isa, "bf16"), exact) <= 1e-5
 
 
+def scales(least: np.ndarray) -> np.ndarray:
+    """The least numbers of four significant bits that are no less; 1 where there is nothing."""
+    mantissa, exponent = np.frexp(np.where(least < 1e-30, 1, least).astype(np.float64))
+    return np.ldexp(np.ceil(mantissa * 16 - 1e-5), exponent - 4).astype(np.float32)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_quantising_rounds_to_nearest_of_the_largest(isa: str) -> None:
     x = tokens(7, 160)
@@ -89,10 +95,9 @@ def test_quantising_rounds_to_nearest_of_the_largest(isa: str) -> None:
     q, d, wide = _cpu.quantise(x, isa)
     blocks = x.reshape(7, 5, 32)
     amax = np.abs(blocks).max(axis=2)
-    small = amax < 1e-30
-    np.testing.assert_allclose(d, np.where(small, 0, amax / 127), rtol=3e-7)
-    near = np.where(small[..., None], 0, blocks / np.where(small, 1, amax / 127)[..., None])
-    assert np.abs(q.reshape(7, 5, 32) - near).max() <= 0.5001
+    assert (d == scales(amax / 127)).all()
+    assert np.abs(q.reshape(7, 5, 32) - blocks / d[..., None]).max() <= 0.5001
+    assert np.abs(q).max() == 127
     assert not wide.any()
     assert all((_cpu.quantise(x, other)[0] == q).all() for other in ISAS)
 
@@ -102,7 +107,7 @@ def test_pairs_have_256_times_the_steps(isa: str) -> None:
     x = tokens(7, 160)
     q, d, wide = _cpu.quantise(x, isa, "pairs")
     blocks = x.reshape(7, 5, 32)
-    np.testing.assert_allclose(d, np.abs(blocks).max(axis=2) / 127 / 256, rtol=3e-7)
+    assert (d == scales(np.abs(blocks).max(axis=2) / 127 / 256)).all()
     # Numbers as large as 32,512 meet a float's rounding before their own.
     assert np.abs(q.reshape(7, 5, 32) - blocks / d[..., None]).max() <= 0.505
     assert (wide == 255).all()
@@ -121,12 +126,11 @@ def test_outliers_have_two_bytes_and_do_not_cost_the_others_theirs(isa: str) -> 
     assert (wide == (outside << np.arange(8)).sum(axis=2)).all()
     assert 0.02 < outside.mean() < 0.5
     body = np.where(outside, 0, quads).max(axis=2)
-    np.testing.assert_allclose(d, np.maximum(body / 127, quads.max(axis=2) / 32512), rtol=3e-7)
+    assert (d == scales(np.maximum(body / 127, quads.max(axis=2) / 32512))).all()
     numbers = q.reshape(40, 5, 8, 4)
     assert np.abs(numbers[~outside]).max() == 127
     assert 127 < np.abs(numbers[outside]).max() <= 32513
-    steps = np.where(d > 0, d, 1)[..., None]
-    exact = x.reshape(40, 5, 32) / steps
+    exact = x.reshape(40, 5, 32) / d[..., None]
     assert np.abs(q.reshape(40, 5, 32) - exact).max() <= 0.505
     assert all((_cpu.quantise(x, other, "mixed")[0] == q).all() for other in ISAS)
 
@@ -137,11 +141,11 @@ def test_outliers_have_two_bytes_and_do_not_cost_the_others_theirs(isa: str) -> 
 def test_a_row_has_the_same_bits_in_any_company(name: str, isa: str, act: str) -> None:
     k = 256 if group(name) == 256 else 96
     handle, _ = weights(name, 90, k)
-    x = tokens(40, k)
-    alone = np.concatenate([_cpu.linear(handle, x[i : i + 1], isa, act) for i in range(40)])
-    for t in (2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 23, 31, 40):
+    x = tokens(70, k)
+    alone = np.concatenate([_cpu.linear(handle, x[i : i + 1], isa, act) for i in range(70)])
+    for t in (2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 23, 31, 40, 70):
         assert (_cpu.linear(handle, x[:t], isa, act) == alone[:t]).all()
-    for part in ((0, 1, 0, 40), (1, 6, 3, 21), (2, 5, 7, 8), (5, 6, 9, 40)):
+    for part in ((0, 1, 0, 40), (1, 6, 3, 21), (2, 5, 7, 8), (5, 6, 9, 70), (0, 2, 16, 60)):
         p0, p1, r0, r1 = part
         y = _cpu.linear(handle, x, isa, act, part)
         assert (y == alone[r0:r1, p0 * 16 : p1 * 16]).all()
@@ -161,6 +165,34 @@ def test_a_poisoned_row_poisons_itself_alone(name: str, isa: str, act: str) -> N
         others = [i for i in range(9) if i != 4]
         assert (y[others] == clean[others]).all()
         assert not np.isfinite(y[4]).any()
+
+
+@pytest.mark.parametrize("act", ["int8", "mixed", "pairs"])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_scales_at_the_ends_of_their_range(name: str, act: str) -> None:
+    """Weights whose scale is 0 or the least there is, activations huge, tiny, zero or poisoned: in
+    a tile of many rows the scales are multiplied by adding integers."""
+    k = 2 * group(name)
+    data = random_rows(name, 16, k, 4).reshape(16, k // group(name), -1)
+    scale = slice(208, 210) if name == "Q6_K" else slice(0, 2)
+    data[::2, :, scale] = np.array([0], np.float16).view(np.uint8)
+    data[1::4, :, scale] = np.array([6e-8], np.float16).view(np.uint8)
+    w = dequantised(name, data.reshape(16, -1)).astype(np.float64)
+    handle = _cpu.pack(NUMBER[name], data.reshape(-1), 16, k)
+    x = tokens(48, k)
+    for row, factor in enumerate((0, 1e-25, 1e-20, 1e-5, 1e5, 1e20, 1e28)):
+        x[row] *= np.float32(factor)
+    x[9, 5], x[20, 40], x[30, 7] = np.nan, np.inf, 1e31
+    finite = [row for row in range(48) if row not in (9, 20, 30)]
+    for isa in ISAS:
+        alone = np.concatenate([_cpu.linear(handle, x[i : i + 1], isa, act) for i in range(48)])
+        many = _cpu.linear(handle, x, isa, act)
+        np.testing.assert_array_equal(many, alone)
+        assert np.isnan(many[[9, 20, 30]]).all()
+        exact = x[finite].astype(np.float64) @ w.T
+        norms = np.linalg.norm(x[finite].astype(np.float64), axis=1, keepdims=True)
+        bound = 0.03 * norms * np.linalg.norm(w, axis=1) + 1e-30
+        assert (np.abs(many[finite] - exact) <= bound).all()
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -186,16 +218,16 @@ def test_extreme_quants_do_not_saturate(name: str) -> None:
         blocks[:, :, first:last] = fill
         w = dequantised(name, data).astype(np.float64)
         handle = _cpu.pack(NUMBER[name], data.reshape(-1), 16, k)
-        x = np.ones((3, k), np.float32)
-        x[1] = -1
-        x[2, ::2] = -1
+        x = np.full((3, k), 127, np.float32)
+        x[1] = -127
+        x[2, ::2] = -127
         for isa in ISAS:
             exact = x @ w.T
-            np.testing.assert_allclose(_cpu.linear(handle, x, isa), exact, rtol=2e-5, atol=1e-4)
+            np.testing.assert_allclose(_cpu.linear(handle, x, isa), exact, rtol=2e-5, atol=1e-2)
             pairs = _cpu.linear(handle, x * np.float32(0.999), isa, "pairs")
-            np.testing.assert_allclose(pairs, exact * 0.999, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(pairs, exact * 0.999, rtol=1e-4, atol=1e-2)
             far = x * np.where(np.arange(k) % 32 < 16, 256, 1).astype(np.float32)
             mixed = _cpu.linear(handle, far, isa, "mixed")
-            np.testing.assert_allclose(mixed, far @ w.T, rtol=2e-5, atol=1e-2)
+            np.testing.assert_allclose(mixed, far @ w.T, rtol=2e-5, atol=1)
             halves = _cpu.linear(handle, x, isa, "bf16")
-            np.testing.assert_allclose(halves, exact, rtol=2e-5, atol=1e-4)
+            np.testing.assert_allclose(halves, exact, rtol=2e-5, atol=1e-2)

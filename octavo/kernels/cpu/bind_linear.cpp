@@ -159,6 +159,21 @@ Floats embed(const Packed& p, int64_t id, float scale, const std::string& isa) {
   return array2(out, 1, p.weight.k);
 }
 
+// Rows as real activations are: near normal, and one value in 64 ten times as large.
+void prepare_drawn(const LinearTable& t, const Acts& acts) {
+  uint32_t state = 20260229;
+  auto draw = [&] { return (state = state * 1664525 + 1013904223) >> 8; };
+  std::vector<float> x(static_cast<size_t>(acts.k));
+  for (int64_t r = 0; r < acts.rows; ++r) {
+    for (float& v : x) {
+      v = -2.0f;
+      for (int i = 0; i < 4; ++i) v += static_cast<float>(draw()) * 0x1p-24f;
+      if (draw() % 64 == 0) v *= 10.0f;
+    }
+    t.prepare(acts, r, x.data());
+  }
+}
+
 // Has each of `threads` threads call fn(panel0, panel1) again and again, `panels` at a time,
 // through its share of the weight. Per thread, the 5th percentile of the seconds of a call, so that
 // a busy neighbour does not count.
@@ -197,9 +212,7 @@ std::vector<double> time_linear(const Packed& p, int64_t rows, int64_t panels, i
   const uint32_t needs = forms(t, w.type, act);
   nb::gil_scoped_release release;
   ActsMemory m(rows, w.k, needs);
-  std::vector<float> x(static_cast<size_t>(w.k));
-  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7 % 31) - 15.0f;
-  for (int64_t r = 0; r < rows; ++r) t.prepare(m.acts, r, x.data());
+  prepare_drawn(t, m.acts);
   return time_shares(w, panels, threads, seconds, [&](int64_t p0, int64_t p1) {
     static thread_local std::vector<float> out;
     out.resize(static_cast<size_t>(rows * panels * 16));
@@ -234,9 +247,7 @@ std::vector<double> time_stream(const std::vector<const Packed*>& weights, int64
     const uint32_t needs = forms(t, p->weight.type, act);
     const int64_t k = p->weight.k;
     const auto [at, fresh] = acts.try_emplace({k, needs}, std::max<int64_t>(1, rows), k, needs);
-    std::vector<float> x(static_cast<size_t>(k));
-    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7 % 31) - 15.0f;
-    for (int64_t r = 0; fresh && r < rows; ++r) t.prepare(at->second.acts, r, x.data());
+    if (fresh && rows > 0) prepare_drawn(t, at->second.acts);
   }
   constexpr int64_t tile_floats = 32 << 10;
   const int64_t width = std::max<int64_t>(1, tile_floats / (std::max<int64_t>(1, rows) * 16));

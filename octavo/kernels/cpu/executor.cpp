@@ -20,6 +20,9 @@ constexpr int64_t LOGITS_BYTES = 16 << 20;
 constexpr int64_t MIN_LOGITS_ROWS = 32, MAX_PASS_ROWS = 64;
 constexpr int64_t BLOCK_PANELS = SAMPLE_BLOCK / 16;
 constexpr int64_t COUNTERS_PER_OP = 4;
+// New pages come zeroed, and of a prompt's KV that takes as long as a twentieth of its prefill: so
+// many bytes beyond the blocks in use are touched while there is no step.
+constexpr int64_t TOUCH_AHEAD = 64 << 20, TOUCH_PIECE = 2 << 20;
 constexpr int64_t LANES = 16;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -178,6 +181,7 @@ void Executor::finish(int64_t arena_bytes) {
     threads_.push_back({i, 0, base + a[0], tile, tile + TILE_FLOATS,
                         reinterpret_cast<float*>(base + a[2]), base + a[3]});
   }
+  pool_.set_chore([](void* self) { return static_cast<Executor*>(self)->touch_ahead(); }, this);
   reset_timing();
   num_counters_ = int64_t(ops_.size()) * COUNTERS_PER_OP +
                   ceil_div(config_.max_outputs, logits_rows_) * COUNTERS_PER_OP;
@@ -191,6 +195,18 @@ void Executor::finish(int64_t arena_bytes) {
 Executor::Memory Executor::memory() const {
   const size_t attention = attention_.scratch_bytes() + wanted_attention_.scratch_bytes();
   return {kv_memory_.bytes(), arena_.bytes(), scratch_.bytes() + attention, vector_bytes_};
+}
+
+// The pool's chore. Free blocks are handed out in the order of their numbers (core/blocks.py).
+bool Executor::touch_ahead() {
+  const int64_t used = kv_used_.load(std::memory_order_relaxed);
+  const int64_t end = std::min(int64_t(kv_memory_.bytes()), used + TOUCH_AHEAD);
+  kv_touched_ = std::max(kv_touched_, used / TOUCH_PIECE * TOUCH_PIECE);
+  if (kv_touched_ >= end) return false;
+  const int64_t to = std::min(kv_touched_ + TOUCH_PIECE, int64_t(kv_memory_.bytes()));
+  const bool can = kv_memory_.touch(size_t(kv_touched_), size_t(to));
+  kv_touched_ = can ? to : INT64_MAX;
+  return can;
 }
 
 // --- A step ---
@@ -237,6 +253,10 @@ void Executor::begin(const StepInput& step, const StepOutput& out) {
       slot_[size_t(token)] = p % BLOCK_TOKENS;
     }
   }
+  int64_t blocks = 0;
+  for (int64_t i = 0; i < step.num_tables; ++i) blocks = std::max<int64_t>(blocks, step.tables[i] + 1);
+  kv_used_.store(std::max(kv_used_.load(std::memory_order_relaxed), blocks * kv_.block_bytes),
+                 std::memory_order_relaxed);
   find_wanted_rows();
   plan_head();
   attention_.plan(step_rows_);

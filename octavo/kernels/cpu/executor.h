@@ -127,6 +127,7 @@ class Executor {
   void begin(const StepInput& step, const StepOutput& out);
   void find_wanted_rows();
   void plan_head();
+  bool touch_ahead();
   void run_op(const OpSpec& op, Thread& t);
   void walk(int thread);
   void reset_counters();
@@ -172,7 +173,10 @@ class Executor {
   const Kernels& kernels_;
   const LinearTable& linear_;
   const RowTable& rows_;
-  Pool pool_;
+  Region kv_memory_;
+  std::atomic<int64_t> kv_used_{0};  // bytes of kv_memory_ below the end of the highest block used
+  int64_t kv_touched_ = 0;           // below it every page has been touched
+  Pool pool_;                        // after what its chore reads
   std::vector<OpSpec> ops_;
   std::vector<Value> values_;
   std::vector<std::vector<double>> ropes_;
@@ -181,7 +185,7 @@ class Executor {
 
   KvCache kv_;
   AttendPlan attention_, wanted_attention_;  // of all tokens; of the wanted positions
-  Region kv_memory_, arena_, scratch_;
+  Region arena_, scratch_;
   // Carved out of scratch_.
   uint8_t* shared_acts_ = nullptr;
   uint8_t* passed_acts_ = nullptr;  // from op to op

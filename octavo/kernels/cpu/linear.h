@@ -8,8 +8,9 @@
 namespace octavo {
 
 // Rows of activations in every form that `needs` names, k padded with zeros to a multiple of 64.
-// A8: int8 quants in groups of 32, d = amax / 127 per group, and per group the sums that the
-// weights' offsets and minima need. Rows are interleaved `group` at a time in blocks of 32 values,
+// A8: int8 quants in groups of 32, d = amax / 127 per group, rounded up to four significant bits (a
+// kernel multiplies by such a number by adding integers, linear.inl; the noise is a tenth larger);
+// and per group the sums that the weights' offsets and minima need. Rows are interleaved `group` at a time in blocks of 32 values,
 // so that a tile of rows reads consecutive bytes: element i of block b of row r is at
 // ((r / group * blocks + b) * group + r % group) * 32 + i.
 // With ACT_PAIR a value may be two bytes, d * (256 * high + q): a block's `group` rows of q are
@@ -21,7 +22,8 @@ namespace octavo {
 // ACT_WIDE every quad is wide and d = amax / 127 / 256: 15 bits and a sign throughout. (Outliers kept
 // apart at a higher precision: Dettmers et al., LLM.int8(), 2022; here by quads, found in each row.)
 // The sums are of the whole values.
-// A block that holds a NaN or an infinity becomes d = NaN: its row's outputs are NaN, no other's.
+// A block that holds a NaN or a value beyond 2^100 becomes d = NaN: its row's outputs are NaN, no
+// other's. A block of zeros has d = 1.
 // Products in bf16 need sums too: weights come as integers plus a constant, which is taken off again.
 struct Acts {
   int64_t rows, k, blocks, group;

@@ -201,10 +201,40 @@ OCTAVO_INLINE View view(const Acts& a, int64_t row, Offset offset) {
 // What they are multiplied by: int8, int8 with a high byte here and there (ACT_PAIR) or bf16.
 enum Form { ONE, PAIR, HALF };
 
+// Whether a tile is high enough to fill Levels for; the products have the same bits without.
+template <class T, int R, Form FORM>
+constexpr bool has_levels = R >= 8 && FORM != HALF && T::kOffset != SPLIT;
+
 template <class T>
 OCTAVO_INLINE I dot(I acc, B w, const int8_t* quad) {
   if constexpr (T::kAnyByte) return dot_u8s8(acc, w, quad);
   return dot_u7s8(acc, w, quad);
+}
+
+// The scales of a block times every mantissa that an activation's scale can have: entry i is
+// d * (1 + i / 8), exactly, less the bits of 1 + i / 8 as a float, so that adding the bits of an
+// activation's scale as integers gives the product. Additions there are where multipliers are not.
+// A lane whose d is 0 is left out by `some`.
+struct Levels {
+  alignas(64) int32_t of[8][16];
+  M some;
+};
+
+OCTAVO_INLINE void fill(Levels& x, F d) {
+  x.some = ne(d, zero_f());
+  F v = select(x.some, d, set1(1.0f));
+  const F step = mul(v, set1(0.125f));
+#pragma GCC unroll 8
+  for (int32_t i = 0; i < 8; ++i) {
+    store(x.of[i], sub(bitcast_i(v), set1((127 << 23) + (i << 20))));
+    v = add(v, step);
+  }
+}
+
+OCTAVO_INLINE F times(const Levels& x, const float* scale) {
+  // Byte 2 of a float: the last bit of its exponent, then the mantissa from the top.
+  const int64_t i = reinterpret_cast<const uint8_t*>(scale)[2] & 0x70;
+  return bitcast_f(add(load(x.of[0] + i), set1(__builtin_bit_cast(int32_t, *scale))));
 }
 
 // One chain of integer products for each of up to 4 rows.
@@ -262,9 +292,16 @@ OCTAVO_INLINE void integer_part(const Block& x, int from, int to, const int8_t* 
   }
 }
 
+// f + sum * d * scale; from Levels of d where there are rows enough to fill them for.
+OCTAVO_INLINE F add_product(F f, I sum, F d, const Levels* levels, const float* scale) {
+  if (levels != nullptr) return fma(to_f32(sum, levels->some), times(*levels, scale), f);
+  return fma(to_f32(sum), mul(d, set1(*scale)), f);
+}
+
 // Adds one block's part to the sums of up to 4 rows.
 template <class T, int R, Form FORM>
-OCTAVO_INLINE void quant_rows(const Block& x, const View& a, int64_t b, int64_t r0, F* f) {
+OCTAVO_INLINE void quant_rows(const Block& x, const Levels* levels, const View& a, int64_t b,
+                              int64_t r0, F* f) {
   const int8_t* q = a.q + (b * a.group * (FORM == PAIR ? 2 : 1) + r0) * 32;
   const int8_t* high = q + a.group * 32;
   const uint32_t wide = FORM == PAIR ? wide_quads<R>(a.wide + b * a.group + r0) : 0;
@@ -285,7 +322,7 @@ OCTAVO_INLINE void quant_rows(const Block& x, const View& a, int64_t b, int64_t 
   integer_part<T, R, FORM>(x, 0, 8, q, high, wide, n, sum);
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
-    f[r] = fma(to_f32(sum[r]), mul(x.d, set1(d[r])), f[r]);
+    f[r] = add_product(f[r], sum[r], x.d, levels, d + r);
     if constexpr (T::kHasMin) f[r] = fma(x.m, set1(s[r]), f[r]);
   }
 }
@@ -334,9 +371,33 @@ OCTAVO_INLINE void half_rows(const Block& x, const View& a, int64_t b, F* f) {
 template <class T, int R, Form FORM>
 OCTAVO_INLINE void quant_block(const Block& x, const View& a, int64_t b, F* f) {
   if constexpr (FORM == HALF) return half_rows<T, R>(x, a, b, f);
+  Levels levels;
+  const Levels* filled = nullptr;
+  if constexpr (has_levels<T, R, FORM>) {
+    fill(levels, x.d);
+    filled = &levels;
+  }
 #pragma GCC unroll 4
-  for (int r = 0; r + 4 <= R; r += 4) quant_rows<T, 4, FORM>(x, a, b, r, f + r);
-  if constexpr (R % 4 != 0) quant_rows<T, R % 4, FORM>(x, a, b, R / 4 * 4, f + R / 4 * 4);
+  for (int r = 0; r + 4 <= R; r += 4) quant_rows<T, 4, FORM>(x, filled, a, b, r, f + r);
+  if constexpr (R % 4 != 0) quant_rows<T, R % 4, FORM>(x, filled, a, b, R / 4 * 4, f + R / 4 * 4);
+}
+
+// Levels know no scale that is not a number: `scales`, a sum of all scales of R rows in a tile,
+// says which rows have one.
+template <int R>
+OCTAVO_INLINE F add_scales(F scales, const View& a, int64_t b) {
+  const float* d = a.d + b * a.group;
+  return add(scales, R == 16 ? load(d) : load_n(d, R));
+}
+
+template <int R>
+OCTAVO_INLINE void store_tile(const F* f, F scales, float* out, int64_t ld) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) store(out + r * ld, f[r]);
+  const uint32_t none = bits(ne(scales, scales));
+  if (none != 0)
+    for (int r = 0; r < R; ++r)
+      if (none >> r & 1) store(out + r * ld, set1(__builtin_nanf("")));
 }
 
 template <class T, int R, Form FORM>
@@ -344,6 +405,7 @@ void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
   F f[R];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) f[r] = zero_f();
+  F scales = zero_f();
   const int64_t units = a.blocks / T::kBlocks;
   for (int64_t u = 0; u < units; ++u) {
     const Unit unit = T::unit(panel, u, units);
@@ -354,11 +416,72 @@ void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
 #pragma GCC unroll 16
       for (int64_t i = 0; i < lines; ++i)
         fetch<R, FORM == HALF ? T::kFewRows - 1 : T::kFewRows>(at, i);
-      quant_block<T, R, FORM>(T::block(unit, h), a, u * T::kBlocks + h, f);
+      const int64_t b = u * T::kBlocks + h;
+      quant_block<T, R, FORM>(T::block(unit, h), a, b, f);
+      if constexpr (has_levels<T, R, FORM>) scales = add_scales<R>(scales, a, b);
     }
   }
+  store_tile<R>(f, scales, out, ld);
+}
+
+// ---- many rows: a panel unpacked once for all of them -------------------------------------------
+
+struct Ready {
+  alignas(64) uint8_t w[8][64];
+  float d[16], other[16];  // other: d2 or m
+};
+
+// Blocks unpacked at once, which stay in L1; the sums of a tile rest in `out` in between.
+constexpr int64_t READY_BLOCKS = 32;
+
+// What is left of a type once it is unpacked: types alike share their code.
+template <bool HAS_MIN, Offset OFFSET, bool ANY_BYTE>
+struct Unpacked {
+  static constexpr Offset kOffset = OFFSET;
+  static constexpr bool kHasMin = HAS_MIN, kAnyByte = ANY_BYTE;
+};
+template <class T>
+using Alike = Unpacked<T::kHasMin, T::kOffset == NONE || T::kOffset == SPLIT ? T::kOffset : BYTE,
+                       T::kAnyByte>;
+
+// Unpacks blocks b0..b1 of a panel.
+template <class T>
+void make_ready(const uint8_t* panel, int64_t blocks, int64_t b0, int64_t b1, Ready* out) {
+  const int64_t units = blocks / T::kBlocks;
+  for (int64_t b = b0; b < b1; ++b, ++out) {
+    const Unit unit = T::unit(panel, b / T::kBlocks, units);
+    constexpr int64_t lines = (T::kUnit / 64 + T::kBlocks - 1) / T::kBlocks;
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) store(out + r * ld, f[r]);
+    for (int64_t i = 0; i < lines; ++i)
+      prefetch_l2(unit.at + (b % T::kBlocks * lines + i) * 64 + 8192);
+    const Block x = T::block(unit, b % T::kBlocks);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) store_b(out->w[j], x.w[j]);
+    store(out->d, x.d);
+    if constexpr (T::kHasMin) store(out->other, x.m);
+    else store(out->other, x.d2);
+  }
+}
+
+// Adds `count` blocks to a full tile of sums, or begins them.
+template <class T, Form FORM>
+void ready_tile(const Ready* w, int64_t count, const View& a, int64_t b, float* out, int64_t ld) {
+  constexpr int R = kTileRows;
+  F f[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) f[r] = b == 0 ? zero_f() : load(out + r * ld);
+  F scales = zero_f();
+#pragma GCC unroll 1
+  for (const int64_t end = b + count; b < end; ++b, ++w) {
+    Block x;
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) x.w[j] = held(load_b(w->w[j]));
+    x.d = load(w->d);
+    x.m = x.d2 = load(w->other);
+    quant_block<T, R, FORM>(x, a, b, f);
+    if constexpr (has_levels<T, R, FORM>) scales = add_scales<R>(scales, a, b);
+  }
+  store_tile<R>(f, scales, out, ld);
 }
 
 // ---- f32 and bf16 -------------------------------------------------------------------------------
@@ -507,6 +630,26 @@ struct QuantKernel {
   OCTAVO_INLINE void run(const Job& j, const uint8_t* panel) {
     quant_tile<T, R, FORM>(panel, j.a, j.out, j.ld);
   }
+  // The full tiles of rows row0..row1 of one panel, if it pays; returns the first row left over.
+  static int64_t run_full_tiles(const uint8_t* panel, const Acts& acts, int64_t row0,
+                                int64_t row1, float* out, int64_t ld) {
+    if constexpr (FORM == HALF) {
+      return row0;
+    } else {
+      if (row1 - row0 < 2 * kTileRows) return row0;
+      if (acts.group % kTileRows != 0 || row0 % kTileRows != 0) return row0;
+      const int64_t end = row0 + (row1 - row0) / kTileRows * kTileRows;
+      Ready ready[READY_BLOCKS];
+      for (int64_t b = 0; b < acts.blocks; b += READY_BLOCKS) {
+        const int64_t count = READY_BLOCKS < acts.blocks - b ? READY_BLOCKS : acts.blocks - b;
+        make_ready<T>(panel, acts.blocks, b, b + count, ready);
+        for (int64_t row = row0; row < end; row += kTileRows)
+          ready_tile<Alike<T>, FORM>(ready, count, view(acts, row, T::kOffset), b,
+                                     out + (row - row0) * ld, ld);
+      }
+      return end;
+    }
+  }
 };
 
 template <class T>
@@ -516,6 +659,10 @@ struct FloatKernel {
   static constexpr int kRows = kTileRows < 8 ? kTileRows : 8;
   template <int R>
   static constexpr int kPanels = panels_at_once<R>;
+  OCTAVO_INLINE int64_t run_full_tiles(const uint8_t*, const Acts&, int64_t row0, int64_t, float*,
+                                       int64_t) {
+    return row0;
+  }
   template <int R, int P>
   OCTAVO_INLINE void run(const Job& j, const uint8_t* panel) {
     float_tile<T, R, P>(*j.w, panel, j.a, j.out, j.ld);
@@ -528,6 +675,10 @@ struct Fp32Kernel {
   static constexpr int kRows = kTileRows < 8 ? kTileRows : 8;
   template <int R>
   static constexpr int kPanels = panels_at_once<R>;
+  OCTAVO_INLINE int64_t run_full_tiles(const uint8_t*, const Acts&, int64_t row0, int64_t, float*,
+                                       int64_t) {
+    return row0;
+  }
   template <int R, int P>
   OCTAVO_INLINE void run(const Job& j, const uint8_t* panel) {
     alignas(64) float block[P][512];
@@ -594,12 +745,13 @@ void run(const PackedWeight& w, const Acts& acts, const Range& want, float* out,
     const int64_t end = top + rows < want.row1 ? top + rows : want.row1;
     for (int64_t p = want.panel0; p < want.panel1; p += K::kChunk) {
       const int64_t count = K::kChunk < want.panel1 - p ? K::kChunk : want.panel1 - p;
-      for (int64_t row = top, n; row < end; row += n) {
+      const uint8_t* panel = w.data + p * w.panel_bytes;
+      float* at = out + (p - want.panel0) * 16 - want.row0 * ld;
+      int64_t row = K::run_full_tiles(panel, acts, top, end, at + top * ld, ld);
+      for (int64_t n; row < end; row += n) {
         n = acts.group - row % acts.group;
         if (n > end - row) n = end - row;
-        const Job job = {&w, view(acts, row, K::kOffset),
-                         out + (row - want.row0) * ld + (p - want.panel0) * 16, ld};
-        n = run_tile<K>(job, w.data + p * w.panel_bytes, count, n);
+        n = run_tile<K>({&w, view(acts, row, K::kOffset), at + row * ld, ld}, panel, count, n);
       }
     }
   }
@@ -665,11 +817,17 @@ struct Scale {
   float inverse, d;
 };
 
-// d such that `most` is the integer `steps`. Below 2^-100 the inverse would leave float's range and
-// everything is zero.
+// The least d of four significant bits (see Levels) such that `most` is at most the integer
+// `steps`. Scales and their products with a weight's stay within a float's normal numbers: a block
+// below 2^-84 is zero, and d then 1.
 OCTAVO_INLINE Scale scale_of(float most, float steps) {
-  if (most < 7.9e-31f) return {0.0f, 0.0f};
-  return {steps / most, most * (1.0f / steps)};
+  constexpr float inverse[8] = {1.0f,         8.0f / 9.0f,  8.0f / 10.0f, 8.0f / 11.0f,
+                                8.0f / 12.0f, 8.0f / 13.0f, 8.0f / 14.0f, 8.0f / 15.0f};
+  if (most < 5.1698788e-26f) return {0.0f, 1.0f};
+  const uint32_t d = (__builtin_bit_cast(uint32_t, most * (1.0f / steps)) + 0xfffff) & 0xfff00000;
+  const uint32_t power = (d & 0x7f800000) - (127u << 23);
+  const uint32_t inverted = __builtin_bit_cast(uint32_t, inverse[d >> 20 & 7]) - power;
+  return {__builtin_bit_cast(float, inverted), __builtin_bit_cast(float, d)};
 }
 
 // Bits 0, 4, 8 and 12 as bits 0..3.
@@ -691,7 +849,8 @@ OCTAVO_INLINE Scale mixed_scale(I top0, I top1, float amax, uint32_t* wide) {
 }
 
 // x[0..31] to integers of one scale by round to nearest. Magnitudes compare as integers, so that NaN
-// counts as the largest; with a NaN or an infinity in the block d is NaN and the quants are zero.
+// counts as the largest; with a NaN or something beyond 2^100 in the block d is NaN and the quants
+// are zero.
 OCTAVO_INLINE void quantise_block(const Acts& a, int64_t group, int64_t b, int64_t r, F x0, F x1) {
   const I magnitude = set1(int32_t{0x7fffffff});
   const I top0 = max_quads(and_(bitcast_i(x0), magnitude));
@@ -708,7 +867,7 @@ OCTAVO_INLINE void quantise_block(const Acts& a, int64_t group, int64_t b, int64
   } else {
     scale = scale_of(amax, 127.0f);
   }
-  if (__builtin_expect(__builtin_bit_cast(int32_t, amax) > 0x7f7fffff, 0)) {
+  if (__builtin_expect(__builtin_bit_cast(int32_t, amax) > 0x71800000, 0)) {
     x0 = x1 = zero_f();
     scale = {0.0f, __builtin_nanf("")};
   }

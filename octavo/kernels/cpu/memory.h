@@ -18,6 +18,8 @@ class Region {
 
   uint8_t* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  // Touches the pages of from..to, which may hold data, as if each were written; false: it cannot be.
+  bool touch(size_t from, size_t to) const;
   template <class T>
   T* as() const { return reinterpret_cast<T*>(data_); }
 

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <climits>
 #include <new>
 
@@ -17,6 +18,7 @@ namespace {
 constexpr int64_t SPIN_NS = 20'000;
 constexpr int64_t PHASE_YIELD_NS = 1'000'000;
 constexpr int64_t JOB_YIELD_NS = 200'000;
+constexpr int64_t CHORE_AFTER_NS = 3'000'000;  // asleep: longer than between two steps
 constexpr int PAUSES_PER_CLOCK_READ = 64;
 
 void pause_cpu() {
@@ -33,9 +35,9 @@ int64_t now_ns() {
   return int64_t(t.tv_sec) * 1'000'000'000 + t.tv_nsec;
 }
 
-long futex(std::atomic<uint32_t>* word, int op, uint32_t value) {
+long futex(std::atomic<uint32_t>* word, int op, uint32_t value, const timespec* most = nullptr) {
   static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
-  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op, value, nullptr, nullptr, 0);
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), op, value, most, nullptr, 0);
 }
 
 }  // namespace
@@ -46,22 +48,28 @@ void Gate::open() {
   if (sleepers_.load(std::memory_order_seq_cst) > 0) futex(&word_, FUTEX_WAKE_PRIVATE, INT_MAX);
 }
 
-void Gate::wait(uint32_t old, int64_t yield_ns) {
+bool Gate::wait(uint32_t old, int64_t yield_ns, int64_t sleep_ns) {
   for (int i = 0; i < PAUSES_PER_CLOCK_READ; ++i) {
-    if (value() != old) return;
+    if (value() != old) return true;
     pause_cpu();
   }
   const int64_t start = now_ns();
   for (int64_t waited = 0; waited < yield_ns; waited = now_ns() - start) {
     if (waited > SPIN_NS) sched_yield();
     for (int i = 0; i < PAUSES_PER_CLOCK_READ; ++i) {
-      if (value() != old) return;
+      if (value() != old) return true;
       pause_cpu();
     }
   }
+  const timespec most = {0, long(sleep_ns)};
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
-  while (word_.load(std::memory_order_seq_cst) == old) futex(&word_, FUTEX_WAIT_PRIVATE, old);
+  long slept = 0;
+  while (word_.load(std::memory_order_seq_cst) == old && slept == 0) {
+    slept = futex(&word_, FUTEX_WAIT_PRIVATE, old, sleep_ns > 0 ? &most : nullptr);
+    if (slept != 0 && errno != ETIMEDOUT) slept = 0;
+  }
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  return value() != old;
 }
 
 Pool::Pool(int threads, bool pin) : threads_(threads < 1 ? 1 : threads), pin_(pin) { start(); }
@@ -124,12 +132,26 @@ void* Pool::enter(void* worker) {
 void Pool::work(int index) {
   uint32_t seen = 0;
   for (;;) {
-    jobs_.wait(seen, JOB_YIELD_NS);
+    wait_for_job(index, seen);
     seen = jobs_.value();
     if (stop_.load()) return;
     job_(context_, index);
     barrier();
   }
+}
+
+void Pool::wait_for_job(int index, uint32_t seen) {
+  if (const Chore chore = index == 1 ? chore_.load() : nullptr) {
+    if (jobs_.wait(seen, JOB_YIELD_NS, CHORE_AFTER_NS)) return;
+    while (chore(chore_context_.load()))
+      if (jobs_.value() != seen) return;
+  }
+  jobs_.wait(seen, JOB_YIELD_NS);
+}
+
+void Pool::set_chore(Chore chore, void* context) {
+  chore_context_.store(context);
+  chore_.store(chore);
 }
 
 void Pool::run(Job job, void* context) {

@@ -15,7 +15,8 @@ class Gate {
  public:
   uint32_t value() const { return word_.load(std::memory_order_acquire); }
   void open();                                // advances the value, wakes who sleeps
-  void wait(uint32_t old, int64_t yield_ns);  // returns once value() != old; sleeps after yield_ns
+  // Returns true once value() != old; sleeps after yield_ns, for at most sleep_ns if that is not 0.
+  bool wait(uint32_t old, int64_t yield_ns, int64_t sleep_ns = 0);
 
  private:
   alignas(64) std::atomic<uint32_t> word_{0};
@@ -38,6 +39,11 @@ class Pool {
   // Runs job(context, i) for every thread i and returns when all have. Not reentrant.
   void run(Job job, void* context);
 
+  // What one worker does in small pieces while there is no job; false: no more until a job has run.
+  // It delays a job that comes meanwhile by what is left of a piece. Set before the first job.
+  using Chore = bool (*)(void* context);
+  void set_chore(Chore chore, void* context);
+
   // Inside a job: all threads of the pool wait for each other.
   void barrier();
 
@@ -51,6 +57,7 @@ class Pool {
   };
   static void* enter(void* worker);
   void work(int index);
+  void wait_for_job(int index, uint32_t seen);
   void start();
 
   const int threads_;
@@ -60,6 +67,8 @@ class Pool {
   std::vector<Worker> workers_;
   Job job_ = nullptr;
   void* context_ = nullptr;
+  std::atomic<Chore> chore_{nullptr};
+  std::atomic<void*> chore_context_{nullptr};
   std::atomic<bool> stop_{false};
   Gate jobs_;
   Gate phase_;

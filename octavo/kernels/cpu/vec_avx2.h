@@ -164,6 +164,7 @@ OCTAVO_INLINE I select(M m, I x, I y) {
 
 OCTAVO_INLINE I to_i32(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 OCTAVO_INLINE F to_f32(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+OCTAVO_INLINE F to_f32(I x, M m) { return to_f32(and_(x, I{m.a, m.b})); }
 OCTAVO_INLINE I bitcast_i(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 OCTAVO_INLINE F bitcast_f(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
 

@@ -16,7 +16,8 @@
 //   lt le gt ge eq ne (F), lt gt eq (I) M; NaN compares false, ne true
 //   and_ or_ not_ first_n(n) bits(m) any(m) all(m)       bits: lane i is bit i
 //   select(m, a, b) = m ? a : b         F, I
-//   to_i32(F) round to nearest even; NaN and out of range give INT32_MIN.  to_f32(I)
+//   to_i32(F) round to nearest even; NaN and out of range give INT32_MIN.  to_f32(I);
+//     to_f32(I, m): 0 where not m
 //   bitcast_i(F) bitcast_f(I)
 //   load_f16(p) load_bf16(p)            16 halves -> F;  load_f16_n, load_bf16_n: first n
 //   store_bf16(p, F)  store_bf16_n(p, F, n)   round to nearest even, NaN stays NaN
@@ -140,6 +141,7 @@ OCTAVO_INLINE I select(M m, I a, I b) { return {_mm512_mask_blend_epi32(m.v, b.v
 
 OCTAVO_INLINE I to_i32(F a) { return {_mm512_cvtps_epi32(a.v)}; }
 OCTAVO_INLINE F to_f32(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
+OCTAVO_INLINE F to_f32(I a, M m) { return {_mm512_maskz_cvtepi32_ps(m.v, a.v)}; }
 OCTAVO_INLINE I bitcast_i(F a) { return {_mm512_castps_si512(a.v)}; }
 OCTAVO_INLINE F bitcast_f(I a) { return {_mm512_castsi512_ps(a.v)}; }
 

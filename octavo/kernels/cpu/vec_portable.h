@@ -182,6 +182,7 @@ OCTAVO_INLINE I to_i32(F x) { return map<I>(x, [](F4 a) { return to_int(a); }); 
 OCTAVO_INLINE F to_f32(I x) {
   return map<F>(x, [](I4 a) { return __builtin_convertvector(a, F4); });
 }
+OCTAVO_INLINE F to_f32(I x, M m) { return to_f32(select(m, x, zero_i())); }
 OCTAVO_INLINE I bitcast_i(F x) { return map<I>(x, [](F4 a) { return (I4)a; }); }
 OCTAVO_INLINE F bitcast_f(I x) { return map<F>(x, [](I4 a) { return (F4)a; }); }
 
