@@ -421,7 +421,7 @@ void Executor::share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, c
   // Few rows: all of them with a run of panels. Many: the panels of a chunk stay in the cache while
   // the blocks of rows pass by.
   if (rows == 0) return;
-  const int64_t most = k <= 1024 ? 2 * SMALL_ROWS : SMALL_ROWS;
+  const int64_t most = k <= 2048 ? 2 * SMALL_ROWS : SMALL_ROWS;
   const int64_t even = align(ceil_div(rows, ceil_div(rows, most)), MAX_GROUP);
   const int64_t height = rows <= SMALL_ROWS ? rows : even;
   const int64_t blocks = ceil_div(rows, height);

@@ -9,7 +9,7 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t ACTS_BUDGET = 256 << 10;  // activations that stay in L2 while panels stream by
+constexpr int64_t ACTS_BUDGET = 512 << 10;  // activations that stay in L2 while panels stream by
 
 // Weights on their way from memory: the i-th 64 bytes after p, P panels being read together. What
 // is best was measured on Zen4. Most tiles compute longer than their weights take to come: 8 KB
@@ -257,15 +257,17 @@ OCTAVO_INLINE uint32_t wide_quads(const uint8_t* wide) {
 
 // sum[r] = 256 times the products of the high bytes of the wide quads.
 template <class T, int R>
-OCTAVO_INLINE void high_part(const Block& x, int from, int to, const int8_t* high, uint32_t wide,
-                             I* sum) {
+OCTAVO_INLINE void high_part(const Block& x, int from, int to, const int8_t* high,
+                             const uint8_t* wide, I* sum) {
+  const uint32_t some = wide_quads<R>(wide) & ((1u << to) - (1u << from));
+  if (some == 0) return;
   OCTAVO_UNROLL_QUADS
   for (int j = from; j < to; ++j)
-    if (wide >> j & 1) {
-#pragma GCC unroll 4
+    if (some >> j & 1) {
+#pragma GCC unroll 2
       for (int r = 0; r < R; ++r) sum[r] = dot<T>(sum[r], x.w[j], high + r * 32 + 4 * j);
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 2
   for (int r = 0; r < R; ++r) sum[r] = shl<8>(sum[r]);
 }
 
@@ -273,11 +275,17 @@ OCTAVO_INLINE void high_part(const Block& x, int from, int to, const int8_t* hig
 // would wait for each product: it has two chains, whose sum is the same integer.
 template <class T, int R, Form FORM>
 OCTAVO_INLINE void integer_part(const Block& x, int from, int to, const int8_t* q,
-                                const int8_t* high, uint32_t wide, const int32_t* n, I* sum) {
+                                const int8_t* high, const uint8_t* wide, const int32_t* n, I* sum) {
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) sum[r] = zero_i();
-  if constexpr (FORM == PAIR)
-    if (wide != 0) high_part<T, R>(x, from, to, high, wide, sum);
+  if constexpr (FORM == PAIR) {
+    // By twos: of more rows together more quads would be wide.
+#pragma GCC unroll 2
+    for (int r = 0; r + 2 <= R; r += 2)
+      high_part<T, 2>(x, from, to, high + r * 32, wide + r, sum + r);
+    if constexpr (R % 2 != 0)
+      high_part<T, 1>(x, from, to, high + (R - 1) * 32, wide + R - 1, sum + R - 1);
+  }
   if constexpr (T::kOffset != NONE) {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) sum[r] = add(sum[r], set1(n[r]));
@@ -304,17 +312,17 @@ OCTAVO_INLINE void quant_rows(const Block& x, const Levels* levels, const View& 
                               int64_t r0, F* f) {
   const int8_t* q = a.q + (b * a.group * (FORM == PAIR ? 2 : 1) + r0) * 32;
   const int8_t* high = q + a.group * 32;
-  const uint32_t wide = FORM == PAIR ? wide_quads<R>(a.wide + b * a.group + r0) : 0;
+  const uint8_t* wide = a.wide + b * a.group + r0;
   const float* d = a.d + b * a.group + r0;
   const float* s = a.s + b * a.group + r0;
   const int32_t* n = a.n + b * a.group * (T::kOffset == SPLIT ? 2 : 1) + r0;
   I sum[4];
   if constexpr (T::kOffset == SPLIT) {
     F part[4];
-    integer_part<T, R, FORM>(x, 0, 4, q, high, wide & 15, n, sum);
+    integer_part<T, R, FORM>(x, 0, 4, q, high, wide, n, sum);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) part[r] = mul(to_f32(sum[r]), x.d);
-    integer_part<T, R, FORM>(x, 4, 8, q, high, wide & 240, n + a.group, sum);
+    integer_part<T, R, FORM>(x, 4, 8, q, high, wide, n + a.group, sum);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) f[r] = fma(fma(to_f32(sum[r]), x.d2, part[r]), set1(d[r]), f[r]);
     return;
