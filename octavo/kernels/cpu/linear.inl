@@ -312,7 +312,7 @@ OCTAVO_INLINE void quant_rows(const Block& x, const Levels* levels, const View& 
                               int64_t r0, F* f) {
   const int8_t* q = a.q + (b * a.group * (FORM == PAIR ? 2 : 1) + r0) * 32;
   const int8_t* high = q + a.group * 32;
-  const uint8_t* wide = a.wide + b * a.group + r0;
+  const uint8_t* wide = FORM == PAIR ? a.wide + b * a.group + r0 : nullptr;
   const float* d = a.d + b * a.group + r0;
   const float* s = a.s + b * a.group + r0;
   const int32_t* n = a.n + b * a.group * (T::kOffset == SPLIT ? 2 : 1) + r0;
