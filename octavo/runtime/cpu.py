@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from octavo.core.batch import Batch, StepResult
 from octavo.core.executor import Capacity
-from octavo.errors import EngineError
+from octavo.errors import BadFile, EngineError
 from octavo.kernels import _cpu
 from octavo.models.config import ModelConfig, Rope
 from octavo.models.weights import Checkpoint, dequantize
@@ -283,7 +283,10 @@ class _Packer:
         tensor = self.checkpoint.tensor(name)
         rows, cols = tensor.shape
         kind = WEIGHT_TYPES[tensor.type]
-        packed = _cpu.pack(kind, tensor.data, rows, cols, tensor.permute_heads, self.threads)
+        try:
+            packed = _cpu.pack(kind, tensor.data, rows, cols, tensor.permute_heads, self.threads)
+        except ValueError as error:
+            raise BadFile(f"tensor {name}: {error}") from None
         self._passed(name, tensor.data.nbytes)
         return packed
 

@@ -71,6 +71,7 @@ class Writer:
             cycle.chunked_encoding is True
             and cycle.response_started
             and not (cycle.disconnected or cycle.response_complete or cycle.flow.write_paused)
+            and not cycle.transport.is_closing()
         )
 
     def write(self, body: bytes) -> None:
@@ -92,6 +93,7 @@ class _Wire(HttpToolsProtocol):
         self._size = 0
         self._parsed = 0  # bytes of url and headers, of a head that came in one piece
         self._timer: asyncio.TimerHandle | None = None
+        self._open: list[RequestResponseCycle] = []  # begun and not answered, pipelined ones too
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -102,7 +104,12 @@ class _Wire(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwind()
-        super().connection_lost(exc)
+        super().connection_lost(exc)  # tells the latest request only
+        for cycle in self._open:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._open.clear()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -133,6 +140,8 @@ class _Wire(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and cycle.scope is self.scope:
             self.scope["extensions"] = {WRITER: Writer(cycle)}  # type: ignore[dict-item]
+            self._open = [other for other in self._open if not other.response_complete]
+            self._open.append(cycle)
 
     def send_400_response(self, msg: str) -> None:
         if self._parsed > self.max_head:

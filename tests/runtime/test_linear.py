@@ -167,6 +167,19 @@ def test_a_poisoned_row_poisons_itself_alone(name: str, isa: str, act: str) -> N
         assert not np.isfinite(y[4]).any()
 
 
+@pytest.mark.parametrize("name", QUANTISED)
+def test_a_scale_that_is_no_number_is_refused(name: str) -> None:
+    k = 2 * group(name)
+    least = {"Q4_1": 2, "Q5_1": 2, "Q4_K": 2, "Q5_K": 2}.get(name, 1)
+    for bad in (np.inf, -np.inf, np.nan):
+        for which in range(least):
+            data = random_rows(name, 5, k, 4).reshape(5, 2, -1)
+            at = (208 if name == "Q6_K" else 0) + 2 * which
+            data[3, 1, at : at + 2] = np.array([bad], np.float16).view(np.uint8)
+            with pytest.raises(ValueError, match="row 3 has a scale that is no number"):
+                _cpu.pack(NUMBER[name], data.reshape(-1), 5, k)
+
+
 @pytest.mark.parametrize("act", ["int8", "mixed", "pairs"])
 @pytest.mark.parametrize("name", QUANTISED)
 def test_scales_at_the_ends_of_their_range(name: str, act: str) -> None:

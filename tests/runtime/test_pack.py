@@ -21,6 +21,9 @@ def test_unpacking_gives_the_files_bytes_back(name: str, rows: int) -> None:
             k += 31
         size = random_rows(name, rows, k, 0).shape[1]
         data = np.random.default_rng(k).integers(0, 256, (rows, size), dtype=np.uint8)
+        if name in QUANTISED:  # any bytes but scales that are no number
+            blocks = data.reshape(rows, k // group(name), -1)
+            blocks[:, :, [209] if name == "Q6_K" else [1, 3]] &= 0xBF
         for threads in (1, 3):
             handle = packed(name, data, rows, k, threads=threads)
             assert (handle.n, handle.k, handle.panels) == (rows, k, -(-rows // 16))

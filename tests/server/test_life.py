@@ -61,6 +61,20 @@ def test_a_client_that_leaves_frees_its_blocks(stream: bool) -> None:
         assert house.engine.snapshot()["aborted"] == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_asks_twice_at_once_and_leaves_frees_its_blocks(stream: bool) -> None:
+    with outside(House(FakeExecutor(seconds=0.003), port=0)) as house:
+        client = raw(house, chat(stream=stream, **LONG))
+        data = json.dumps(chat(stream=stream, **LONG)).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n"
+        client.sendall(head.encode() + data)  # pipelined: it waits for the first to be answered
+        assert wait_for(lambda: running(house) == 1)
+        client.close()
+        assert house.idle()
+        assert wait_for(lambda: house.app.service.occupancy.live == 0)
+        assert house.engine.snapshot()["aborted"] == 1
+
+
 def test_a_client_that_does_not_read_is_dropped() -> None:
     with outside(House(port=0, keepalive=0.2, send_timeout=0.3)) as house:
         body = chat(stream=True, n=8, logprobs=True, top_logprobs=20, **LONG)

@@ -498,8 +498,32 @@ size_t panel_bytes(WType type, int64_t k) {
   return static_cast<size_t>((k + 63) / 64 * t.packed);
 }
 
+namespace {
+
+bool finite_half(const uint8_t* p) { return (p[1] & 0x7c) != 0x7c; }
+
+// An infinite or undefined scale is a damaged file: its products would mean nothing, and in other
+// bits alone than in company (the kernels' Levels are of finite scales).
+void check_scales(const Source& s) {
+  const TypeInfo& t = info(s.type);
+  if (t.group == 1) return;
+  const bool minimum = s.type == WType::Q4_1 || s.type == WType::Q5_1 || s.type == WType::Q4_K ||
+                       s.type == WType::Q5_K;
+  const size_t scale = s.type == WType::Q6_K ? 208 : 0;
+  const size_t bytes = size_t(t.bytes), row = row_bytes(s.type, s.k), blocks = row / bytes;
+  for (int64_t r = 0; r < s.rows; ++r)
+    for (size_t b = 0; b < blocks; ++b) {
+      const uint8_t* p = s.data + size_t(r) * row + b * bytes + scale;
+      if (!finite_half(p) || (minimum && !finite_half(p + 2)))
+        throw std::invalid_argument("row " + std::to_string(r) + " has a scale that is no number");
+    }
+}
+
+}  // namespace
+
 Packed pack(const Source& s, int threads) {
   row_bytes(s.type, s.k);  // refuses k
+  check_scales(s);
   if (s.rows < 1) throw std::invalid_argument("a tensor needs at least one row");
   if (s.permute_heads < 0 ||
       (s.permute_heads > 0 && (s.rows % s.permute_heads != 0 ||
