@@ -17,6 +17,7 @@ from octavo.text import overlap
 
 OPEN_THOUGHT, END_THOUGHT = "<think>", "</think>"
 OPEN_CALL, END_CALL = "<tool_call>", "</tool_call>"
+MOST_GAP = 64  # characters that may stand between a call and the tag that closes it
 PYTHON_TAG = "<|python_tag|>"
 CALL_LIST = "[TOOL_CALLS]"
 SPACE = " \t\r\n"
@@ -398,8 +399,15 @@ class HermesCalls(_Calls):
     def _ended(self, text: str, made: list[Delta]) -> str:
         """Between the end of a call's JSON and its closing tag, or the next opening one."""
         text, self._held = self._held + text, ""
-        ends = [(at, tag) for tag in (END_CALL, OPEN_CALL) if (at := text.find(tag)) >= 0]
+        ends = [
+            (at, tag)
+            for tag in (END_CALL, OPEN_CALL)
+            if (at := text.find(tag, 0, MOST_GAP + len(tag))) >= 0
+        ]
         if not ends:
+            if len(text) >= MOST_GAP + len(END_CALL):
+                self._ending = False  # the tag was forgotten: what follows is text
+                return text
             self._held = text
             return ""
         at, tag = min(ends)

@@ -276,6 +276,18 @@ def test_text_is_held_back_only_while_it_may_yet_be_a_call() -> None:
     assert parser.push("b") == [Said(" <b")]
 
 
+def test_a_forgotten_end_of_a_call_does_not_hold_the_rest_back() -> None:
+    story = "Once upon a time there was a tag that nobody closed. " * 4 + "End"
+    text = "<tool_call>" + NOW + " " + story
+    whole = heard(HermesCalls(NAMES), [text])
+    assert whole == heard(HermesCalls(NAMES), list(text))
+    assert whole == ("", " " + story, (("now", "{}"),))
+    parser = HermesCalls(NAMES)
+    parser.push("<tool_call>" + NOW)
+    early = [delta.text for c in story[:120] for delta in parser.push(c) if isinstance(delta, Said)]
+    assert len("".join(early)) > 100
+
+
 THOUGHTS = [
     ("<think>\nso\n</think>\n\nyes", False, "so", "yes"),
     ("so be it</think>yes", True, "so be it", "yes"),
