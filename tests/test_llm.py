@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -264,6 +265,15 @@ class Interrupting(FakeExecutor):
         return result
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as in a terminal, also where the tests were started in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("step", range(1, 12))
 def test_ctrl_c_ends_a_call_and_not_the_engine(step: int) -> None:
     """Whichever step it meets: the next call gets what it would have got."""
@@ -278,6 +288,7 @@ def test_ctrl_c_ends_a_call_and_not_the_engine(step: int) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_leaves_other_streams_alone() -> None:
     long = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     executor = Interrupting()
