@@ -7,8 +7,12 @@ A the sum over longer rows of c (start + c / 2), the pairs that attention looks 
 sampled positions. The bend is where a step stops waiting for weights and waits for arithmetic.
 
 A machine has not one speed: clocks rise and fall by a quarter from one second to the next, and all
-steps with them. `pace` follows that, by the last few steps beside what their shapes take in the
-long run, which the coefficients say.
+steps with them. A pace follows that, by the last few steps beside what their shapes take in the
+long run, which the coefficients say. What only decodes waits for memory and the rest for
+arithmetic, so each has a pace of its own, and a third of what one sees moves the other.
+
+Nor is it quite a line: rows go by tiles, and a tile that is half empty takes as long as a full one.
+What mixed steps of about so many tokens take beside the line is an `edge`, a factor near 1.
 
 Coefficients start from a prior (the cost of the model's program on the machine) and follow the
 steps: least squares on the relative error with forgetting, kept near the prior by a ridge, never
@@ -38,9 +42,14 @@ RECENT = 512  # steps over which errors are reported
 WINDOW = 128  # steps from which spread and bias are taken
 REFRESH = 16  # steps between two looks at the spread
 LATE = 32  # steps that say whether the machine has changed
-FEW = 5  # steps whose median is the pace
+FEW = 3  # steps whose median is the pace
+LINKED = 0.3  # of a change of pace, in logarithms: what the other kind of step follows
+EDGE = 0.02  # weight of the latest step in an edge; more while it is new
+HOME = 0.2  # of an edge, beside an error: edges are drawn to 1, the pace is what all have in common
+MOST_EDGE = 0.15  # of an error, relative, that an edge learns from
 KNEES = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)  # tokens: where probes may put the bend
 YOUNG = 32  # steps after which a step far off is taken for an outlier
+SETTLED = 128  # steps after which a kind has a pace of its own, and edges
 DRIFT = 0.08  # mean error at which the model no longer trusts what it learned
 FAR = (0.7, 1.4)  # paces beyond which the long run is another one
 GAMMA = (1.03, 1.07, 1.25)  # least, first, most
@@ -135,9 +144,22 @@ class _Fit:
     coordinate descent, which from the last solution takes a sweep or two. What always comes
     together shares a column: in a pure decode a token is a decode is a sample; in a mixed step a
     decode is a sample.
+
+    pace: how long steps of this kind take now, beside what `seconds` says of the long run.
     """
 
-    __slots__ = ("_gram", "_groups", "_prior", "_right", "_theta", "seen", "solved")
+    __slots__ = (
+        "_edges",
+        "_gram",
+        "_groups",
+        "_prior",
+        "_ratios",
+        "_right",
+        "_theta",
+        "pace",
+        "seen",
+        "solved",
+    )
 
     def __init__(self, prior: Coefficients, groups: tuple[tuple[str, ...], ...]) -> None:
         # A coefficient that the prior leaves out is learned too, in units of next to nothing.
@@ -151,6 +173,32 @@ class _Fit:
         self._right = [RIDGE] * len(groups)
         self.solved = self._prior
         self.seen = 0
+        self.pace = 1.0
+        self._ratios: deque[float] = deque(maxlen=FEW)  # seconds / those of the long run
+        self._edges: dict[int, tuple[float, int]] = {}  # factor and steps seen, by tokens
+
+    def seconds(self, features: StepFeatures) -> float:
+        """Of a step of that shape, at the pace of the long run."""
+        seconds = self.solved.seconds(features)
+        if features.prefill_area > 0.0:
+            seconds *= self._edges.get(_tile(features.tokens), _NO_EDGE)[0]
+        return seconds
+
+    def follow(self, features: StepFeatures, seconds: float) -> float:
+        """A step took so long: mind the edge and the pace; by which factor the pace changed."""
+        usual, before = self.seconds(features), self.pace
+        if not usual > 0.0:
+            return 1.0
+        ratio = seconds / usual
+        if features.prefill_area > 0.0 and self.seen > SETTLED:
+            place = _tile(features.tokens)
+            factor, seen = self._edges.get(place, _NO_EDGE)
+            off = min(max(ratio / before - 1.0, -MOST_EDGE), MOST_EDGE)
+            off -= HOME * (factor - 1.0)
+            self._edges[place] = (factor * (1.0 + off * max(EDGE, 1.0 / (seen + 8))), seen + 1)
+        self._ratios.append(ratio)
+        self.pace = _pace(self._ratios)
+        return self.pace / before
 
     def add(self, columns: tuple[float, ...], seconds: float, weight: float, keep: float) -> None:
         """A step, `weight` times; the evidence before it fades by `keep`."""
@@ -197,6 +245,14 @@ class _Fit:
         )
 
 
+_NO_EDGE = (1.0, 0)
+
+
+def _tile(tokens: float) -> int:
+    """Steps of about so many tokens: those of a tile are alike."""
+    return int(tokens) // 4
+
+
 _DECODE = (("fixed",), ("token", "decode", "sample"), ("bend",), ("context",))
 _MIXED = (("fixed",), ("token",), ("bend",), ("context",), ("area",), ("decode", "sample"))
 
@@ -212,28 +268,30 @@ class Observation(NamedTuple):
 class StepModel:
     """Predicts step times and learns from them; one for each executor.
 
-    pace: how long steps take now, beside what the coefficients of the long run say. gamma: by how
-    much to exceed a prediction so that nine steps in ten keep to it. gap: seconds between two steps
-    in which the executor waits for the host. drifting: whether the errors of late are so large that
-    old evidence is dropped.
+    gamma: by how much to exceed a prediction so that nine steps in ten keep to it. gap: seconds
+    between two steps in which the executor waits for the host. drifting: whether the errors of late
+    are so large that old evidence is dropped.
     """
 
     def __init__(self, prior: Coefficients = UNKNOWN) -> None:
         if not (prior.fixed > 0 and prior.token > 0):
             raise ValueError("a prior needs a fixed and a token cost above 0")
         self.prior = prior
-        self.pace = 1.0
         self.gamma = GAMMA[1]
         self.gap = 0.0
         self.drifting = False
         self.steps: deque[Observation] = deque(maxlen=LOG)
         self._decode = _Fit(prior, _DECODE)
         self._mixed = _Fit(prior, _MIXED)
-        self._ratios: deque[float] = deque(maxlen=FEW)  # seconds / those of the long run
         self._now: Coefficients | None = None  # of mixed steps at this pace
         self._errors: deque[float] = deque(maxlen=RECENT)  # predicted / seconds - 1
         self._spread = 0.25  # median of the absolute errors
         self._seen = 0
+
+    @property
+    def pace(self) -> float:
+        """How long mixed steps take now, beside what the coefficients of the long run say."""
+        return self._mixed.pace
 
     @property
     def coefficients(self) -> Coefficients:
@@ -246,16 +304,17 @@ class StepModel:
     @property
     def decode_coefficients(self) -> Coefficients:
         """Of steps that only decode, at the pace of now."""
-        return self._decode.solved.times(self.pace)
+        return self._decode.solved.times(self._decode.pace)
 
     def predict(self, features: StepFeatures) -> float:
         """Seconds of a step of that shape now, most likely."""
-        return self.pace * self.usual(features)
+        fit = self._mixed if features.prefill_area > 0.0 else self._decode
+        return fit.pace * fit.seconds(features)
 
     def usual(self, features: StepFeatures) -> float:
         """Seconds of a step of that shape at the pace of the long run."""
         fit = self._mixed if features.prefill_area > 0.0 else self._decode
-        return fit.solved.seconds(features)
+        return fit.seconds(features)
 
     def most_tokens(self, features: StepFeatures, start: int, seconds: float) -> float:
         """How many tokens from `start` on may be added to a step of that shape so that it takes
@@ -274,9 +333,10 @@ class StepModel:
         """A step of that shape took so long."""
         if not seconds > 0.0:
             return
-        fit = self._mixed if features.prefill_area > 0.0 else self._decode
-        usual = fit.solved.seconds(features)
-        predicted = self.pace * usual
+        fit, other = self._mixed, self._decode
+        if not features.prefill_area > 0.0:
+            fit, other = other, fit
+        predicted = fit.pace * fit.seconds(features)
         self.steps.append(Observation(features, seconds, predicted))
         error = predicted / seconds - 1.0
         self._errors.append(error)
@@ -288,9 +348,8 @@ class StepModel:
         fit.add(fit.columns(features), seconds, 1.0 if trusted else 1.0 / far, keep)
         if young or fit.seen % 4 == 0:
             fit.solve(8 if young or self.drifting else 2)
-        if usual > 0.0:
-            self._ratios.append(seconds / usual)
-            self.pace = _pace(self._ratios)
+        link = LINKED if other.seen > SETTLED else 1.0  # what was hardly seen has none of its own
+        other.pace *= fit.follow(features, seconds) ** link
         self._now = None
         self._seen += 1
         if self._seen % REFRESH == 0:

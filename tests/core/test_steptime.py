@@ -68,7 +68,7 @@ def test_a_machine_is_learned_within_500_noisy_steps(scale: float) -> None:
         model.observe(step, TRUE.seconds(step) * rng.gauss(1, 0.02))
         if i == 99:
             assert mape(model) < 0.05
-    assert mape(model) < 0.02
+    assert mape(model) < 0.025  # of it a hundredth is the noise of three steps, in the pace
     assert not model.drifting
     assert 1.03 <= model.gamma < 1.06
 
@@ -94,17 +94,17 @@ def test_a_machine_that_slows_down_is_noticed_and_followed() -> None:
     for step in steps[:600]:
         model.observe(step, TRUE.seconds(step))
     assert not model.drifting
-    for step in steps[600:605]:
+    for step in steps[600:608]:
         model.observe(step, 1.5 * TRUE.seconds(step))
-    assert mape(model, 1.5) < 0.03  # by the pace, at once
-    for step in steps[605:650]:
+    assert mape(model, 1.5) < 0.02  # by the paces, once each kind was seen a few times
+    for step in steps[608:650]:
         model.observe(step, 1.5 * TRUE.seconds(step))
     assert model.drifting
     assert model.gamma == 1.25
     for step in steps[650:]:
         model.observe(step, 1.5 * TRUE.seconds(step))
     assert not model.drifting
-    assert model.pace == pytest.approx(1.0, abs=0.05)  # the long run is the slow one now
+    assert model.pace == pytest.approx(1.0, abs=0.08)  # the long run is the slow one now
     assert mape(model, 1.5) < 0.04
 
 
@@ -130,6 +130,43 @@ def test_the_long_run_does_not_follow_the_pace() -> None:
     assert model.predict(step) == pytest.approx(0.8 * TRUE.seconds(step), rel=0.02)
     assert model.usual(step) == pytest.approx(TRUE.seconds(step), rel=0.05)
     assert model.coefficients.fixed == pytest.approx(model.pace * TRUE.fixed, rel=0.05)
+
+
+def test_what_only_decodes_has_a_pace_of_its_own() -> None:
+    """Memory that is slower for a while slows decodes, and hardly what waits for arithmetic."""
+    model, errors = StepModel(TRUE), []
+    for i, step in enumerate(shapes(1200)):
+        slow = 1.3 if i // 60 % 2 and not step.prefill_area else 1.0
+        if i >= 400:
+            errors.append(abs(model.predict(step) / (slow * TRUE.seconds(step)) - 1))
+        model.observe(step, slow * TRUE.seconds(step))
+    assert sorted(errors)[len(errors) // 2] < 0.01
+
+
+def test_a_kind_that_is_not_seen_for_long_follows_the_other_one_a_little() -> None:
+    model = StepModel(TRUE)
+    for step in shapes(600):
+        model.observe(step, TRUE.seconds(step))
+    before, decode = model.pace, StepFeatures().plus(900, 1, 1)
+    for _ in range(20):
+        model.observe(decode, 1.2 * TRUE.seconds(decode))
+    assert model.pace / before == pytest.approx(1.2**0.3, rel=0.02)
+
+
+def test_steps_whose_tiles_are_not_full_have_their_edges() -> None:
+    """Rows go by tiles of 16: a step takes what its last tile takes when it is full."""
+    rng, model, errors = random.Random(6), StepModel(TRUE), []
+
+    def truth(step: StepFeatures) -> float:
+        full = -(-step.tokens // 16) * 16
+        return TRUE.seconds(step) + 2 * TRUE.token * (full - step.tokens)
+
+    for i in range(3000):
+        step = StepFeatures().plus(0, rng.randrange(16, 64), 1).plus(200, 1, 1)
+        if i >= 2000:
+            errors.append(abs(model.predict(step) / truth(step) - 1))
+        model.observe(step, truth(step))
+    assert sorted(errors)[len(errors) // 2] < 0.015
 
 
 def test_probes_say_where_the_line_bends() -> None:

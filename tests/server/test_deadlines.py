@@ -24,9 +24,9 @@ def timed(**config: object) -> House:
 def slow(house: House) -> House:
     model = house.scheduler.model
     for fit in (model._decode, model._mixed):
-        fit.solved = Coefficients(1.0, 0.01)
-    model._ratios.clear()  # the steps so far were not slow
-    model.pace, model._now = 1.0, None
+        fit.solved, fit.pace = Coefficients(1.0, 0.01), 1.0
+        fit._ratios.clear()  # the steps so far were not slow
+    model._now = None
     return house
 
 
