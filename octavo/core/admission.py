@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, isinf
+from typing import NamedTuple
 
+from octavo.core.kept import Kept, known_by
 from octavo.core.request import NO_SLO, Forecast, Request, Slo, Tier
 from octavo.core.scheduler import Scheduler
-from octavo.core.slo import MOST, SPEND, STRICT
+from octavo.core.slo import MOST, STRICT
 from octavo.core.steptime import StepFeatures, StepModel
 from octavo.errors import Overloaded, TenantLimit, TooTight, Unattainable
 
@@ -55,6 +57,15 @@ class Ticket:
     queued: bool = True
 
 
+class _Step(NamedTuple):
+    """Seconds of prefill in a step under load, and what it takes besides; and a token of a stream,
+    once all that waits and one more decode."""
+
+    prefill: float
+    besides: float
+    tpot: float
+
+
 class Admission:
     """The gates of one scheduler."""
 
@@ -63,6 +74,7 @@ class Admission:
         self.tokens_per_byte = FIRST_RATE
         self.queued_tokens = 0.0
         self.by_tenant: dict[str, float] = {}
+        self.kept = Kept()
         self._scheduler = scheduler
 
     @property
@@ -101,7 +113,7 @@ class Admission:
             text = f"about {own:.0f} tokens of yours are being served (the cap is {most})"
             raise self._capped(TenantLimit(text, self._scheduler.retry_after()))
         if slo.ttft is not None and not slo.degrade and self._scheduler.policy.timed:
-            soonest = self._ttft(1, self._work(1, 0), now + slo.ttft, tenant, now)
+            soonest = self._ttft(1, self._work(1, 0), now + slo.ttft, tenant, now, self._step())
             if self._scheduler.model.gamma * soonest > slo.ttft:
                 why = "even a cached prompt would come too late"
                 if self._alone(1, 0) > slo.ttft:
@@ -149,26 +161,40 @@ class Admission:
         scheduler, slo = self._scheduler, request.slo
         if not scheduler.policy.timed:
             return request
+        if len(self.kept):
+            self.kept.take(known_by(request.tenant, request.prompt), now)
         cached = scheduler.blocks.num_cached_tokens(request.namespace, request.prompt)
         count = len(request.prompt) - cached
         work = self._work(count, cached)
         due = inf if slo.ttft is None else request.arrival + slo.ttft
+        step = self._step()
         waited = max(0.0, now - request.arrival)
-        ttft = waited + self._ttft(count, work, due, request.tenant, now)
-        forecast = Forecast(ttft, self._tpot(len(request.prompt)))
-        admitted = replace(request, predicted=forecast)
-        if slo:
-            why = self._broken(request, forecast) or self._squeezed(due, work, now)
-            if why is not None and slo.degrade:
-                scheduler.stats.counters.degraded += 1
-                return replace(admitted, slo=NO_SLO, tier=Tier.FLEX)
-            if why is not None:
-                alone = Forecast(self._alone(count, cached), self._stream(len(request.prompt)))
-                if (never := self._broken_by(request, alone)) is not None:
-                    raise self._never(slo, never, alone)
-                raise self._refusal(slo, request.tenant, forecast, why)
+        ttft = waited + self._ttft(count, work, due, request.tenant, now, step)
+        forecast = Forecast(ttft, step.tpot)
+        if not slo:
+            return request.forecast(forecast)
+        why = self._broken(request, forecast) or self._squeezed(due, work, now, step)
+        if why is None:
             scheduler.expected[request.id] = (due, work)
-        return admitted
+            return request.forecast(forecast)
+        if slo.degrade:
+            scheduler.stats.counters.degraded += 1
+            return replace(request, predicted=forecast, slo=NO_SLO, tier=Tier.FLEX)
+        alone = Forecast(self._alone(count, cached), self._stream(len(request.prompt)))
+        if (never := self._broken_by(request, alone)) is not None:
+            raise self._never(slo, never, alone)
+        refusal = self._refusal(slo, request.tenant, forecast, why)
+        refusal.retry_after = self._come_back(request, work, refusal.retry_after, now)
+        raise refusal
+
+    def _come_back(self, request: Request, work: float, soonest: float, now: float) -> float:
+        """Keep a place for one that is refused; in how many seconds it should come."""
+        ttft = request.slo.ttft
+        if ttft is None:
+            return soonest
+        margin = max(self._scheduler.model.gamma, self._scheduler.margin.factor)
+        key = known_by(request.tenant, request.prompt)
+        return self.kept.keep(key, work, ttft / margin, soonest, now)
 
     def forget(self, request: Request) -> None:
         """An admitted request will not be added after all."""
@@ -224,40 +250,48 @@ class Admission:
         """Seconds that so many tokens behind `cached` ones add to steps."""
         return self._scheduler.house.prefill_seconds(cached, count)
 
-    def _ttft(self, count: int, own: float, due: float, tenant: str, now: float) -> float:
+    def _ttft(
+        self, count: int, own: float, due: float, tenant: str, now: float, step: _Step
+    ) -> float:
         """Seconds until `count` more tokens, `own` seconds of work, are computed, if due then."""
-        scheduler = self._scheduler
+        scheduler, (chunk, base, _) = self._scheduler, step
         work = own + scheduler.seconds_ahead(due, tenant, own)
-        chunk, base = self._step()
         ahead = work + ceil(work / chunk) * base
         # Rows and blocks come free while others are computed.
         mine = self._wait_for_room(count, base) + own + ceil(own / chunk) * base
         return scheduler.seconds_busy(now) + max(ahead, mine)
 
-    def _step(self) -> tuple[float, float]:
-        """Of a step under load: seconds of prefill in it, and seconds that it takes besides."""
+    def _step(self) -> _Step:
+        """Of a step under load. Streams get their tokens when they are due and no sooner, so steps
+        last as long as the tightest was promised, in the mean, and all that waits decodes soon."""
         scheduler = self._scheduler
-        model, running = scheduler.model, scheduler.num_running
-        step = min(SPEND * scheduler.tightest, MOST) / model.gamma
-        base = model.coefficients.fixed
-        if running:  # and half of what waits, as it comes to decode one after another
-            base = scheduler.decode_seconds(scheduler.num_waiting // 2)
-        base += model.gap
+        model = scheduler.model
+        step = min(scheduler.tightest, MOST)
+        tpot = model.gap + scheduler.decode_seconds(scheduler.num_waiting + 1)
+        base = tpot if scheduler.num_running else model.gap + model.coefficients.fixed
         whole = scheduler.house.prefill_seconds(0, scheduler.capacity.max_tokens)
-        return min(max(step - base, LEAST_SHARE * step), whole), base
+        return _Step(min(max(step - base, LEAST_SHARE * step), whole), base, tpot)
 
-    def _squeezed(self, due: float, work: float, now: float) -> str | None:
+    def _squeezed(self, due: float, work: float, now: float, step: _Step) -> str | None:
         """Whether one that waits, and is due later, would lose its promise to the newcomer: the
-        processor demand of earliest-deadline-first, summed up to each deadline."""
-        backlog = self._scheduler.backlog()
-        if not backlog or backlog[-1][0] <= due:
+        processor demand of earliest-deadline-first, summed up to each deadline. Or one for whom a
+        place is kept: that one is not there yet, so its place can still be won back."""
+        waiting, kept = self._scheduler.backlog(), self.kept.backlog(now)
+        if kept:
+            waiting = sorted([*waiting, *kept])
+        if not waiting or waiting[-1][0] <= due:
             return None
-        chunk, base = self._step()
+        chunk, base, _ = step
         rate = chunk / (chunk + base)
         before = self._scheduler.seconds_busy(now)
-        for when, seconds in backlog:
+        for entry in waiting:
+            when, seconds = entry
             before += seconds / rate
-            if when > due and before <= when - now < before + work / rate:
+            if when <= due or before + work / rate <= when - now:
+                continue
+            if entry in kept:
+                return "places are kept for others, who were told to come back"
+            if before <= when - now:
                 return "others that wait, and were promised theirs, would come too late"
         return None
 
@@ -278,11 +312,6 @@ class Admission:
         # Where all began at once ends are rarer than lengths say.
         each = max(max(1.0, output) * step / running, scheduler.stats.seconds_per_end)
         return ends * each
-
-    def _tpot(self, context: int) -> float:
-        """Seconds a token, once all that waits and this one decode too."""
-        scheduler = self._scheduler
-        return scheduler.model.gap + scheduler.decode_seconds(scheduler.num_waiting + 1)
 
     # ---- refusals -------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ are near to what was promised count: the margin decides about no others.
 from __future__ import annotations
 
 UP, DOWN = 0.02, 0.0004
+FIRST = 1.1  # before any came true
 MOST = 2.0
 NEAR = 0.5  # of what was promised
 
@@ -20,7 +21,7 @@ class Margin:
     __slots__ = ("factor",)
 
     def __init__(self) -> None:
-        self.factor = 1.0
+        self.factor = FIRST
 
     def came(self, forecast: float, took: float, promised: float) -> None:
         """A first token was promised within `promised` seconds, forecast after `forecast`, and took

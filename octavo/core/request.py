@@ -307,6 +307,25 @@ class Request:
         if not self.prompt:
             raise InvalidRequest("the prompt has no tokens", "prompt")
 
+    def forecast(self, predicted: Forecast) -> Request:
+        """The same with a forecast; `dataclasses.replace` takes twice as long, at every door."""
+        return Request(
+            self.id,
+            self.prompt,
+            self.params,
+            self.arrival,
+            self.seed,
+            self.stop_ids,
+            self.priority,
+            self.tenant,
+            self.namespace,
+            self.watcher,
+            self.prediction,
+            self.slo,
+            self.tier,
+            predicted,
+        )
+
 
 class State(Enum):
     """Where a sequence is. HELD: waiting until another has computed the prefix they share."""

@@ -128,10 +128,17 @@ class Coefficients:
 
     def times(self, factor: float) -> Coefficients:
         """The same on a machine that takes `factor` times as long."""
-        return replace(self, **{name: factor * getattr(self, name) for name in _TIMES})
+        return Coefficients(
+            factor * self.fixed,
+            factor * self.token,
+            factor * self.context,
+            factor * self.area,
+            factor * self.decode,
+            factor * self.sample,
+            factor * self.bend,
+            self.knee,
+        )
 
-
-_TIMES = ("fixed", "token", "context", "area", "decode", "sample", "bend")
 
 # The belief of those who know nothing: a small model on a few cores.
 UNKNOWN = Coefficients(2e-3, 5e-4, 1e-7, 2e-8, 1e-5, 1e-4)

@@ -95,8 +95,10 @@ def problem(error: Exception) -> Response:
     status, body = envelope(error)
     headers = {}
     if isinstance(error, Overloaded):
-        # Spread out, or all that were refused together would come back together.
-        wait = max(1.0, error.retry_after) * random.uniform(1.0, SPREAD)
+        wait = max(1.0, error.retry_after)
+        if not isinstance(error, Unattainable):  # for these places are kept, one after another
+            # Spread out, or all that were refused together would come back together.
+            wait *= random.uniform(1.0, SPREAD)
         headers["retry-after"] = str(ceil(wait))
         headers["retry-after-ms"] = str(ceil(wait * 1e3))
     return reply_json(body, status, headers)

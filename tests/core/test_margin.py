@@ -7,7 +7,7 @@ from math import exp
 
 import pytest
 
-from octavo.core.margin import DOWN, MOST, UP, Margin
+from octavo.core.margin import DOWN, FIRST, MOST, UP, Margin
 
 
 @pytest.mark.parametrize(("typical", "spread"), [(0.9, 0.05), (1.1, 0.02), (1.3, 0.1)])
@@ -30,7 +30,7 @@ def test_forecasts_that_no_promise_hangs_on_do_not_count() -> None:
     margin = Margin()
     for _ in range(100):
         margin.came(0.1, 9.0, 10.0)
-    assert margin.factor == 1.0
+    assert margin.factor == FIRST
     for _ in range(1000):
         margin.came(6.0, 60.0, 10.0)
     assert margin.factor == MOST

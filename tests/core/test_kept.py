@@ -1,0 +1,45 @@
+"""Places kept for those who were told to come back."""
+
+from __future__ import annotations
+
+from array import array
+
+from octavo.core.kept import EARLY, GRACE, SELDOM, SHARE, Kept, known_by
+
+
+def test_who_comes_back_in_time_takes_its_place() -> None:
+    kept = Kept()
+    wait = kept.keep(1, 0.1, 0.5, 1.0, now=10.0)
+    assert wait == 1.0
+    assert kept.backlog(10.0) == [(11.5, 0.1)]
+    kept.take(1, 10.2)  # too soon: it stays
+    assert kept.keep(1, 0.1, 0.5, 5.0, now=10.2) == 1.0
+    assert kept.backlog(10.2) == [(11.5, 0.1)]
+    kept.take(1, 11.0 - EARLY)
+    assert not kept.backlog(11.0)
+
+
+def test_places_are_given_up_and_spread_over_the_seconds() -> None:
+    kept = Kept()
+    waits = [kept.keep(i, 0.6 * SHARE, 0.5, 1.0, now=0.0) for i in range(5)]
+    assert waits == [1.0, 2.0, 3.0, 4.0, 5.0]  # two would be more than a second may keep
+    assert len(kept.backlog(1.0 + GRACE + 0.1)) == 4
+    assert kept.keep(9, 9.0, 0.5, 1.0, now=60.0) == 1.0  # a long one has its turn too
+
+
+def test_where_nobody_comes_back_few_places_are_kept() -> None:
+    kept, places = Kept(), 0
+    for i in range(400):
+        kept.backlog(10.0 * i)
+        before = len(kept)
+        kept.keep(i, 0.1, 0.5, 1.0, now=10.0 * i)
+        places += len(kept) > before
+    assert places < 400 / SELDOM + 12
+    assert kept.trust < 0.25
+
+
+def test_a_request_is_known_by_tenant_and_prompt() -> None:
+    prompt = array("i", [1, 2, 3])
+    assert known_by("a", prompt) == known_by("a", array("i", [1, 2, 3]))
+    assert known_by("a", prompt) != known_by("b", prompt)
+    assert known_by("a", prompt) != known_by("a", array("i", [1, 2, 4]))
