@@ -220,7 +220,7 @@ def _facts(made: Assembly, path: Path, executor: Any) -> tuple[tuple[str, str], 
         mode += f" (on {cores} processors: more threads than that only wait for each other)"
     return (
         ("model", f"{made.name}  ({path})"),
-        ("weights", show_bytes(executor.memory()["weights"])),
+        ("weights", f"{show_bytes(executor.memory()['weights'])} in memory"),
         (
             "KV pool",
             f"{show_bytes(budget.nbytes)}, {capacity.num_blocks} blocks of {capacity.block_size}"

@@ -29,8 +29,9 @@ from octavo.config import (
     show_bytes,
     take,
 )
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, in_words
 from octavo.lab.commands import lab
+from octavo.terminal import OurGroup
 from octavo.terminal import assembled as _assemble
 from octavo.terminal import config_file as _config_file
 from octavo.terminal import loaded as _load
@@ -59,7 +60,7 @@ INTERRUPTED = 130
 MOST = 1024  # tokens of an answer of which nobody said how long it may be
 
 
-class _Group(click.Group):
+class _Group(OurGroup):
     """Turns our errors into one line, whatever command raised them."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -76,7 +77,8 @@ class _Group(click.Group):
         except MemoryError:
             raise click.ClickException("not enough memory for what was asked") from None
         except OSError as error:  # a full disk under our output
-            raise click.ClickException(str(error)) from error
+            named = f"{error.filename}: " if error.filename else ""
+            raise click.ClickException(named + in_words(error)) from error
 
 
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -104,7 +106,7 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 def cli(ctx: click.Context) -> None:
     """Run and serve language models on this machine.
 
-    Start with `octavo run "Hello"`: it fetches a small model (98 MB) the first time.
+    Start with `octavo run "Hello"`: it fetches a small model (94 MiB) the first time.
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False
@@ -151,7 +153,7 @@ def main() -> None:
 Examples:
   octavo run "Why is the sky blue?"
   octavo run -m ./model.gguf --temperature 0 "Once upon a time" --raw
-  git diff | octavo run "Write a commit message for this:" -
+  git log -5 | octavo run "Say in one sentence what was done:" -
   octavo run --json --seed 7 "Name three rivers" | jq .text
 """
 )
@@ -165,6 +167,9 @@ def run(prompt: tuple[str, ...], raw: bool, as_json: bool, quiet: bool, **flags:
     """Answer PROMPT, streaming to stdout. "-" reads standard input."""
     engine, talk = take(EngineConfig, flags), take(TalkConfig, flags)
     text = _utf8(" ".join(sys.stdin.read() if word == "-" else word for word in prompt))
+    if not (text if raw else text.strip()):
+        piped = "standard input gave no text" if "-" in prompt else 'give text, or "-" and a pipe'
+        raise click.ClickException(f"the prompt is empty: {piped}")
     start = time.monotonic()
     llm = _load(engine, quiet)
     if llm.assembly.template is None and not raw:
@@ -287,7 +292,7 @@ def _watch(answer: _Answer, pieces: Iterator[Piece], *, echo: bool) -> None:
 HELP = """\
 /system TEXT   set the system message and start over    /reset  start over
 /undo          take back the last exchange              /stats  speed of the last answer
-/history       what was said                            /exit   leave (or Ctrl-D)
+/history       what was said                            /exit   leave (or /quit, Ctrl-D)
 Ctrl-C ends an answer. A line that ends in \\ goes on in the next."""
 
 
@@ -458,7 +463,7 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: Any) -> None:
     """From the keys to the last word."""
     import asyncio
 
-    from octavo.server import logs
+    from octavo.server import logs, page
     from octavo.server import serve as serving
     from octavo.server.auth import Keys
     from octavo.server.deadlines import Deadlines
@@ -479,7 +484,7 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: Any) -> None:
     if record is not None:
         from octavo.sim.recording import Recorder
 
-        made = dataclasses.replace(made, engine=Recorder(made.engine, record.write))
+        made = dataclasses.replace(made, engine=Recorder(made.engine, record.write, made.name))
     app = serving.application(made, server, keys)
 
     def ready() -> None:
@@ -488,6 +493,7 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: Any) -> None:
         seconds = time.monotonic() - start
         if machine:
             found = {"url": url, "model": app.service.served.name, "seconds": round(seconds, 3)}
+            found["page"] = page.built()
             logs.say("serving", f"at {url}/v1", found | {"facts": dict(_facts(made, app))})
         else:
             _announce(made, app, url, seconds)
@@ -527,7 +533,9 @@ def _facts(made: Assembly, app: Any) -> list[tuple[str, str]]:
 
 
 def _announce(made: Assembly, app: Any, url: str, seconds: float) -> None:
-    """Say what is served, how it was sized, and a line that works."""
+    """Say what is served, how it was sized, where, and a line that works."""
+    from octavo.server import page
+
     facts = _facts(made, app)
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
@@ -539,10 +547,12 @@ def _announce(made: Assembly, app: Any, url: str, seconds: float) -> None:
         path = "/v1/chat/completions"
     else:
         body, path = {"prompt": "The sea is"}, "/v1/completions"
-    shown = json.dumps({"model": name} | body)
-    click.echo(
-        f"\nServing {name} at {click.style(url, bold=True)}/v1 after {seconds:.1f} s. Try:\n"
-    )
+    # At OpenAI's default, temperature 1, a small model may go on to the end of the context.
+    shown = json.dumps({"model": name} | body | {"temperature": 0.2, "max_tokens": 100})
+    here = f"{click.style(f'{url}/', bold=True)}    a chat, and the engine as it runs"
+    click.echo(f"\nServing {name} after {seconds:.1f} s")
+    click.echo(f"  page  {here if page.built() else page.HOW}")
+    click.echo(f"  API   {click.style(f'{url}/v1', bold=True)}  for example:\n")
     quoted = shlex.quote(shown)
     click.echo(f"  curl {url}{path} -H 'content-type: application/json'{key} -d {quoted}\n")
     click.echo("Ctrl-C drains and stops; twice stops at once.", err=True)
@@ -590,7 +600,7 @@ def _list_models(models: list[tuple[NamedModel, Any]], as_json: bool) -> None:
         [m.name, m.title, show_bytes(m.size), m.licence, "here" if path else ""]
         for m, path in models
     ]
-    _table(["name", "model", "size", "licence", "cached"], rows)
+    _table(["name", "model", "file", "licence", "cached"], rows)
     click.echo("\nAlso: a .gguf file, a Hugging Face directory, or org/name on the hub.")
 
 

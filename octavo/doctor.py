@@ -173,9 +173,9 @@ def _needs(path: Path, ceilings: Ceilings | None, report: Report) -> tuple[Rows,
     small = token_bytes(config, "int8")
     needed = weights + kv * min(CONTEXT, config.max_context)
     rows = [
-        ("file", str(path)),
+        ("file", f"{path}  ({show_bytes(path.stat().st_size)})" if path.is_file() else str(path)),
         ("architecture", f"{config.architecture}, {config.num_layers} layers"),
-        ("weights", show_bytes(weights)),
+        ("weights", f"{show_bytes(weights)} of it" if path.is_file() else show_bytes(weights)),
         ("KV cache", f"{show_bytes(kv)} a token, {show_bytes(small)} with --kv-dtype int8"),
         ("context", f"{config.max_context} tokens"),
         ("needs", f"{show_bytes(needed)} for one conversation of {CONTEXT} tokens"),

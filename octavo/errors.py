@@ -25,6 +25,11 @@ class OctavoError(Exception):
     """Root of the tree."""
 
 
+def in_words(error: OSError) -> str:
+    """What the system said, for a message that names the file already: no number, no path."""
+    return error.strerror or str(error)
+
+
 class InvalidRequest(OctavoError, ValueError):
     """A request that cannot be served as asked. `param` names the field, `code` is for machines."""
 

@@ -457,6 +457,9 @@ def _loading(progress: Progress | None) -> Iterator[Progress]:
 @contextlib.contextmanager
 def loading_bar() -> Iterator[Progress]:
     """Bars on stderr for fetching and loading; nothing is shown of what is done at once."""
+    if not sys.stderr.isatty():  # rich would write an empty line at the end
+        yield lambda *_: None
+        return
     shown: dict[str, Any] = {}
     bar: Any = None
     start = time.monotonic()

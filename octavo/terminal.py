@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.config import EngineConfig
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, in_words
 
 if TYPE_CHECKING:
     from octavo.assembly import Assembly
@@ -36,7 +38,31 @@ def loaded(config: EngineConfig, quiet: bool) -> LLM:
     """An LLM, likewise."""
     from octavo.llm import LLM, MAX_WAITING
 
+    crowded(config.threads)
     return LLM.over(assembled(config, quiet, max_waiting=MAX_WAITING))
+
+
+def crowded(threads: int | None) -> None:
+    """A warning where more threads are asked for than there are processors to run them."""
+    cores = len(os.sched_getaffinity(0))
+    if threads is not None and threads > cores:
+        text = f"warning: --threads {threads} on {cores} processors: more only wait for each other"
+        click.secho(text, fg="yellow", err=True)
+
+
+class OurGroup(click.Group):
+    """A group of commands that names the nearest where there is none of that name."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            known = self.list_commands(ctx)
+            near = difflib.get_close_matches(args[0], known, 3, 0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+            raise click.UsageError(f"no command is called {args[0]!r}: {hint}", ctx) from error
 
 
 def config_file(command: Any) -> Any:
@@ -61,14 +87,15 @@ def config_file(command: Any) -> Any:
 
 def settings(path: str, known: Mapping[str, click.Option]) -> dict[str, Any]:
     """The flags of a TOML file by parameter. Raises `InvalidRequest` naming what is wrong."""
-    import difflib
     import tomllib
     from pathlib import Path
 
     try:
         found = tomllib.loads(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidRequest(f"{path}: {error}", "config") from None
+    except OSError as error:
+        raise InvalidRequest(f"--config {path}: {in_words(error)}", "config") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidRequest(f"--config {path}: not TOML: {error}", "config") from None
     names = {name: option for name, option in known.items() if name not in ("config", "help")}
     values: dict[str, Any] = {}
     for given, value in found.items():
@@ -162,7 +189,8 @@ def rich_table(
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=MACHINE_WIDTH)
-    console.print(title, style="bold", soft_wrap=True)
+    if title:
+        console.print(title, style="bold", soft_wrap=True)
     console.print(table)
 
 

@@ -258,9 +258,73 @@ def test_doctor_refuses_a_time_that_is_none(seconds: str) -> None:
 @pytest.mark.usefixtures("fake")
 def test_a_prompt_without_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeTokenizer, "encode", lambda *_, **__: [])
-    result = call("run", "--raw", "")
+    result = call("run", "--raw", "x")
     assert result.exit_code == 1
     assert "no tokens" in result.stderr
+
+
+@pytest.mark.parametrize("words", [[""], ["  \n"], ["-"], ["", "-"], ["--raw", ""]])
+def test_an_empty_prompt_is_refused_before_anything_is_loaded(
+    words: list[str], fake: list[EngineConfig]
+) -> None:
+    result = call("run", *words, typed="")
+    assert result.exit_code == 1
+    assert "the prompt is empty" in result.stderr
+    assert not fake
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["severe"], "did you mean serve"),
+        (["simulation"], "did you mean simulate"),
+        (["xyzzy"], "there are bench, chat"),
+        (["bench", "steps"], "did you mean step"),
+        (["lab", "chunks"], "did you mean chunked"),
+    ],
+)
+def test_a_command_that_is_none_is_told_the_nearest(words: list[str], said: str) -> None:
+    result = call(*words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["serve", "--config", "nowhere.toml"],
+        ["serve", "--api-key-file", "nowhere.txt"],
+        ["serve", "--api-key-file", "/"],
+        ["pull", "smollm2-135m", "--file", "nowhere"],
+        ["conformance", "http://127.0.0.1:1", "--key-file", "nowhere.txt"],
+        ["simulate", "nowhere.jsonl"],
+        ["simulate", "nowhere.jsonl", "--check"],
+        ["roofline", "nowhere.json"],
+    ],
+)
+def test_a_file_that_is_not_there_is_named_in_plain_words(words: list[str]) -> None:
+    result = call(*words)
+    assert result.exit_code in (1, 2)
+    assert words[-1].lstrip("-") in result.stderr or words[1] in result.stderr
+    assert "Errno" not in result.stderr
+
+
+@pytest.mark.usefixtures("fake")
+def test_more_threads_than_processors_are_warned_of() -> None:
+    assert "--threads 4000 on" in call("run", "-q", "--threads", "4000", "hi").stderr
+    assert call("run", "-q", "--threads", "1", "hi").stderr == ""
+
+
+def test_an_instruction_set_that_is_not_here_is_told_which_are() -> None:
+    result = call("lab", "flash", "--isa", "sse")
+    assert result.exit_code == 1
+    assert "portable" in result.stderr
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_file_is_in_the_same_units_everywhere() -> None:
+    assert "94 MiB" in call("--help").stdout
+    assert "93.81 MiB" in call("pull").stdout
 
 
 @pytest.mark.usefixtures("fake")

@@ -10,6 +10,7 @@ import click
 from octavo.config import EngineConfig, options, take
 from octavo.errors import InvalidRequest
 from octavo.terminal import (
+    OurGroup,
     as_json,
     echo_json,
     loaded,
@@ -28,6 +29,7 @@ SWEEPS = {
 
 
 @click.group(
+    cls=OurGroup,
     epilog="""\b
 Examples:
   octavo bench offline --concurrency 1,16
@@ -35,7 +37,7 @@ Examples:
   octavo bench step -m qwen2.5-coder-0.5b --prompt 256 --output 64
   octavo bench scaling --plot scaling.png
   octavo bench serve http://127.0.0.1:8000 --slo-ttft 500 --plot run.png
-"""
+""",
 )
 def bench() -> None:
     """Measure speed, always beside what this machine could do at most.
@@ -456,7 +458,8 @@ def _served(report: dict[str, Any]) -> None:
     rate = f"{offered:.2f} req/s offered" if offered else report["arrivals"]
     load = ", ".join([report["load"], *report["changes"], rate])
     click.secho(f"{report['model']} at {report['url']}: {load}", bold=True)
-    click.echo("".join(f"  {name.ljust(11)} {value}\n" for name, value in _totals(report)))
+    for name, value in _totals(report):
+        click.echo(f"  {name.ljust(11)} {value}")
     spreads = ("ttft", "tpot", "itl", "e2e")
     keys = ("mean", "p50", "p90", "p95", "p99", "most")
     rows = [[n.upper(), *(_ms(report[f"{n}_s"][key]) for key in keys)] for n in spreads]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from octavo.config import EngineConfig, options, take
-from octavo.terminal import as_json, loaded, note, numbers, plot_option
+from octavo.terminal import OurGroup, as_json, crowded, loaded, note, numbers, plot_option
 
 if TYPE_CHECKING:
     from octavo.assembly import Assembly
@@ -64,13 +64,14 @@ def _perform(
 
 
 @click.group(
+    cls=OurGroup,
     epilog="""\b
 Examples:
   octavo lab flash --plot flash.png
   octavo lab phases -m qwen2.5-coder-0.5b
   octavo lab batching --plot batching.png
   octavo lab flash --json | jq '.native[] | {tokens, naive: .naive.seconds, ours: .flash.seconds}'
-"""
+""",
 )
 def lab() -> None:
     """The field's claims as experiments on this machine, each in under two minutes.
@@ -102,8 +103,10 @@ def flash(
     """
     from octavo.lab import flash as room
     from octavo.lab.finding import conduct
+    from octavo.runtime.cpu import usable_isa
 
-    plan = room.Plan(tokens=tokens, threads=threads, isa=isa)
+    crowded(threads)
+    plan = room.Plan(tokens=tokens, threads=threads, isa=usable_isa(isa))
     conduct(
         lambda: room.finding(room.measure(plan, lambda what: note(what, as_json))), plot, as_json
     )

@@ -236,9 +236,17 @@ def _capacity(budget: KvBudget, options: CpuOptions, context: int) -> Capacity:
     )
 
 
+def usable_isa(name: str) -> str:
+    """The name, if it is "auto" or an instruction set of this machine. Raises EngineError."""
+    known = ("auto", *_cpu.isas())
+    if name not in known:
+        raise EngineError(f"--isa {name} cannot be used here; this machine has {', '.join(known)}")
+    return name
+
+
 def _new_executor(config: ModelConfig, options: CpuOptions, capacity: Capacity) -> _cpu.Executor:
     native = _cpu.ExecutorConfig()
-    native.isa = options.isa
+    native.isa = usable_isa(options.isa)
     native.threads = options.threads or _cpu.affinity_count()
     native.pin = options.pin
     native.products = PRODUCTS[options.act]

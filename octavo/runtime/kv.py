@@ -14,6 +14,7 @@ from octavo.ops.table import KV_DTYPES, Heads
 
 BLOCK_TOKENS = 32
 FREE_SHARE = 0.5
+GIB = 2**30
 
 
 def token_bytes(config: ModelConfig, dtype: str) -> int:
@@ -41,14 +42,20 @@ def kv_budget(config: ModelConfig, dtype: str, kv_bytes: int | None, most_tokens
     size = token_bytes(config, dtype) * BLOCK_TOKENS
     if kv_bytes is not None:
         if kv_bytes > (most := _meminfo("MemTotal")):
-            raise EngineError(f"a KV pool of {kv_bytes} bytes is beyond this machine's {most}")
+            have = f"{most / GIB:.2f} GiB of memory"
+            raise EngineError(
+                f"a KV pool of {kv_bytes / GIB:.2f} GiB is beyond this machine's {have}"
+            )
         count, reason = kv_bytes // size, "as asked"
     else:
         free, needed = int(free_bytes() * FREE_SHARE), -(-most_tokens // BLOCK_TOKENS) * size
         count = min(free, needed) // size
         reason = "all that the requests can use" if needed <= free else "half of the free memory"
     if count < 1:
-        raise EngineError(f"the KV cache needs at least {size} bytes for one block")
+        raise EngineError(
+            f"the KV cache needs at least {size / 2**20:.2f} MiB, for one block of {BLOCK_TOKENS} "
+            "tokens; give more --kv-memory"
+        )
     return KvBudget(count, size, reason)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.core.request import NO_SLO, Slo, Tier
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, in_words
 
 MIN_KEY = 16
 LIMITS = ("rpm", "tpm", "concurrent")
@@ -133,7 +133,9 @@ class Keys:
         try:
             lines = Path(path).read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRequest(f"cannot read the API keys: {error}", "api_key_file") from None
+            why = in_words(error) if isinstance(error, OSError) else error
+            text = f"--api-key-file: cannot read the API keys of {path}: {why}"
+            raise InvalidRequest(text, "api_key_file") from None
         keys = []
         for number, line in enumerate(lines, 1):
             words = line.split("#")[0].split()

@@ -62,6 +62,14 @@ class File:
     etag: str
 
 
+HOW = "not built: make web, with Node 20.19 or newer"
+
+
+def built() -> bool:
+    """Whether there is a page."""
+    return (FOLDER / "index.html").is_file()
+
+
 class Page:
     """The files by path: `/` and those under `/assets/`."""
 

@@ -135,7 +135,10 @@ def http_problem(error: HTTPException, scope: Scope) -> Response:
     status = error.status_code
     message = error.detail
     if status == 404:
-        message = f"{scope['path']} is not an endpoint of this server"
+        message = (
+            f"{scope['path']} is not an endpoint of this server: /docs lists them, /v1/models the "
+            "models, and / is a page to chat"
+        )
     if status == 405:
         message = f"{scope['path']} takes {(error.headers or {}).get('Allow')}"
     body = {

@@ -21,7 +21,7 @@ import octavo
 from octavo.assembly import Assembly
 from octavo.config import ServerConfig
 from octavo.core.admission import Admission, Limits
-from octavo.errors import InvalidRequest, Overloaded
+from octavo.errors import InvalidRequest, Overloaded, in_words
 from octavo.server.app import App
 from octavo.server.auth import Keys
 from octavo.server.dialect import Dialect
@@ -95,7 +95,8 @@ async def serve(
     try:
         config.load()
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        text = f"cannot use --tls-cert and --tls-key: {error}"
+        why = in_words(error) if isinstance(error, OSError) else error
+        text = f"cannot use --tls-cert and --tls-key: {why}"
         raise InvalidRequest(text, "tls_cert") from None
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)

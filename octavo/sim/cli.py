@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.errors import InvalidRequest
+from octavo.errors import BadFile, InvalidRequest
 from octavo.terminal import (
     as_json,
     counted,
@@ -226,7 +226,8 @@ def _show_roofline(name: str, analyses: list[Any], flags: dict[str, Any]) -> Non
             for label in ("bf16", "fp8", "bandwidth", "memory", "link", "price"):
                 figure = getattr(device, label)
                 if figure is not None:
-                    click.echo(f"  {label:10}{figure.value:12.5g}  {figure.source}")
+                    shown = f"{figure.value:.2f}" if label == "price" else f"{figure.value:.5g}"
+                    click.echo(f"  {label:10}{shown:>12}  {figure.source}")
             if device.on_chip:
                 click.echo(f"  {'on chip':10}{device.on_chip}")
 
@@ -261,7 +262,7 @@ def _catalogue(machine: bool) -> None:
         [
             [d.name, d.title, f"{d.bf16.value / 1e12:g}", f"{d.bandwidth.value / 1e9:g}",
              "-" if d.memory is None else f"{d.memory.value / 1e9:g}",
-             "-" if d.price is None else f"{d.price.value:g}"]
+             "-" if d.price is None else f"{d.price.value:.2f}"]
             for d in DEVICES.values()
         ],
     )  # fmt: skip
@@ -272,6 +273,9 @@ def _catalogue(machine: bool) -> None:
 COMPARED = (
     "goodput: requests a second within all objectives, over the whole run. attained: their share "
     "of those sent,\nof let in: of those not refused. TTFT and TPOT in ms."
+)
+UNJUDGED = (
+    "Without objectives nothing is attained: --slo-ttft MS, --slo-tpot MS. TTFT and TPOT in ms."
 )
 
 
@@ -343,6 +347,7 @@ def simulate(trace: str, **flags: Any) -> None:
         _check(trace, flags["as_json"])
         return
 
+    about = _about(trace, flags)
     made = list(_simulations(trace, flags))
     if flags["requests_out"]:
         _write_rows(made, flags["requests_out"])
@@ -351,20 +356,62 @@ def simulate(trace: str, **flags: Any) -> None:
 
         draw_runs(made, flags["plot"])
     if flags["as_json"]:
-        echo_json([one.as_dict() for _, one in made])
+        echo_json([one.as_dict() | {"simulated": about} for _, one in made])
         return
+    _show_about(about)
     workload = made[0][0].workload
     changed = f" ({'; '.join(workload.changes)})" if workload.changes else ""
     title = f"{workload.name}: {len(workload)} requests{changed}"
     if len(made) > 1:
         rich_table(title, *reports.compare_table([one for _, one in made]))
-        click.echo(COMPARED)
+        click.echo(COMPARED if _slo(flags) else UNJUDGED)
         return
     click.secho(title, bold=True)
     one = made[0][1]
     for name, value in reports.facts(one):
         click.echo(f"  {click.style(name.ljust(12), dim=True)}  {value}")
     rich_table("", *reports.times_table(one))
+
+
+def _about(trace: str, flags: dict[str, Any]) -> dict[str, Any]:
+    """What is simulated, for machines: whose trace, on which replicas."""
+    from octavo.sim.recording import is_recording, open_recording
+
+    def recorded(path: str | None) -> str | None:
+        return open_recording(path).model_name if path and is_recording(path) else None
+
+    about = {"trace": trace, "recorded_model": recorded(trace), "replicas": flags["replicas"]}
+    if flags["steps"]:
+        return about | {"steps": flags["steps"], "model": recorded(flags["steps"]) or None}
+    own = ("model", "hardware", "tp", "weights", "operators")
+    return about | {"steps": None, **{name: flags[name] for name in own}}
+
+
+def _show_about(about: dict[str, Any]) -> None:
+    """The same in a line or two: numbers without their machine say nothing."""
+    copies = f"{about['replicas']} x " if about["replicas"] > 1 or not about["steps"] else ""
+    if about["steps"]:
+        whose = f"the server of {about['steps']}"
+        named = f" ({about['model']})" if about["model"] else ""
+        click.secho(f"{copies}{whose}{named}: its capacity, its step times", bold=True)
+        return
+    device = about["hardware"] if about["tp"] == 1 else f"({about['tp']} x {about['hardware']})"
+    how = f", operators of {about['operators']}" if about["operators"] else ""
+    given = click.get_current_context().get_parameter_source
+    source = click.core.ParameterSource.DEFAULT
+    chosen = (
+        "" if {given("model"), given("hardware")} != {source} else "  (-m and -H choose others)"
+    )
+    click.secho(f"{about['model']} on {copies}{device}, {about['weights']} weights{how}", bold=True,
+                nl=False)  # fmt: skip
+    click.echo(chosen)
+    if about["recorded_model"] is not None:
+        whose = about["recorded_model"] or "a server of its own"
+        click.secho(
+            f"{about['trace']} was recorded on {whose}: only its requests are used here. For that "
+            f"server's own capacity and step times: --steps {about['trace']}",
+            fg="yellow",
+        )
 
 
 def _simulations(trace: str, flags: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
@@ -432,6 +479,8 @@ def _check(trace: str, machine: bool) -> None:
     from octavo.sim.recording import open_recording, replay
 
     recording = open_recording(trace)
+    if not any(recording.of("add")):
+        raise BadFile(f"{recording.path}: no request in it")
     found = replay(recording, chosen(recording.head["policy"])[0])
     if machine:
         echo_json({**dataclasses.asdict(found), "identical": found.identical})

@@ -37,7 +37,7 @@ from octavo.core.request import (
 )
 from octavo.core.scheduler import Scheduler
 from octavo.core.steptime import Coefficients, StepFeatures, StepModel
-from octavo.errors import BadFile, OctavoError
+from octavo.errors import BadFile, OctavoError, in_words
 from octavo.sim.workload import MALFORMED, Item, Workload
 
 Line = dict[str, Any]
@@ -57,18 +57,20 @@ FIELDS = {
 
 
 class Recorder(Engine):
-    """The engine of `engine`'s parts, which tells `write` everything; use it in its place.
+    """The engine of `engine`'s parts, which tells `write` everything; use it in its place. model:
+    what it runs, by name.
 
     Requests with a grammar or stop strings are recorded by what their watcher decided.
     """
 
-    def __init__(self, engine: Engine, write: Callable[[str], object]) -> None:
+    def __init__(self, engine: Engine, write: Callable[[str], object], model: str = "") -> None:
         self._write = write
         super().__init__(_Overheard(engine.executor, self.say), engine.scheduler)
         capacity, scheduler = self.executor.capacity, self.scheduler
         self.say(
             "head",
             version=VERSION,
+            model=model,
             policy=scheduler.policy.name,
             max_waiting=scheduler.max_waiting,
             prefix_caching=scheduler.blocks.prefix_caching,
@@ -183,6 +185,11 @@ class Recording:
     def capacity(self) -> Capacity:
         return Capacity(**self.head["capacity"])
 
+    @property
+    def model_name(self) -> str:
+        """What the recorded server ran; "" where the recording does not say."""
+        return str(self.head.get("model", ""))
+
     def of(self, kind: str) -> Iterator[Line]:
         return (line for line in self.lines if line["kind"] == kind)
 
@@ -197,6 +204,15 @@ class Recording:
         """(shape, seconds) of every step: what a `StepModel` learns from."""
         return [(StepFeatures(*s["features"]), s["finished"] - s["started"])
                 for s in self.of("step")]  # fmt: skip
+
+
+def is_recording(path: str | Path) -> bool:
+    """Whether a file begins as a recording does."""
+    try:
+        with Path(path).open() as file:
+            return file.readline().startswith('{"kind":"head"')
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def open_recording(path: str | Path) -> Recording:
@@ -216,7 +232,9 @@ def open_recording(path: str | Path) -> Recording:
                 if lacking:
                     raise BadFile(f"{path}, line {number}: no {', '.join(sorted(lacking))}")
                 lines.append(line)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise BadFile(f"{path}: {in_words(error)}") from error
+    except UnicodeDecodeError as error:
         raise BadFile(f"{path}: {error}") from error
     if not lines:
         raise BadFile(f"{path}: not a recording of version {VERSION}")
@@ -457,10 +475,12 @@ def _items(recording: Recording) -> list[Item]:
 
 
 def model_of(recording: Recording) -> StepModel:
-    """A step-time model that has seen every recorded step, in order."""
+    """A step-time model that has seen every recorded step, in order. Raises BadFile without any."""
     model = recording.model()
     with _reading(recording):
         steps = recording.steps()
+    if not steps:
+        raise BadFile(f"{recording.path}: no step in it")
     for features, seconds in steps:
         model.observe(features, seconds)
     return model

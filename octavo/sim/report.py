@@ -106,7 +106,7 @@ class Report:
         return self.good / admitted if admitted else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """For machines: all of it, NaN as null."""
+        """For machines: all of it, NaN as null; what objectives decide is null without any."""
         slo = {"ttft_s": self.slo.ttft, "tpot_s": self.slo.tpot, "e2e_s": self.slo.e2e}
         plain = {
             name: getattr(self, name)
@@ -117,7 +117,8 @@ class Report:
             )
         }  # fmt: skip
         spreads = {f"{n}_s": getattr(self, n).as_dict() for n in ("ttft", "tpot", "itl", "e2e")}
-        return {**plain, "slo": slo, **spreads}
+        judged = {} if self.slo else dict.fromkeys(("good", "goodput", "attainment", "kept"))
+        return {**plain, **judged, "slo": slo, **spreads}
 
 
 def report(run: Run, slo: Slo = NO_SLO, name: str = "", warmup: float = 0.0) -> Report:
@@ -216,13 +217,20 @@ def compare_table(reports: Sequence[Report]) -> tuple[list[str], list[list[str]]
             "TPOT P50", "TPOT P99", "tok/s"]  # fmt: skip
     rows = [
         [
-            r.name, f"{r.offered:.2f}", f"{r.goodput:.2f}", f"{r.attainment:.1%}", f"{r.kept:.1%}",
-            str(r.refused), _ms(r.ttft.p50), _ms(r.ttft.p99), _ms(r.tpot.p50), _ms(r.tpot.p99),
+            r.name, f"{r.offered:.2f}", *_judged(r), str(r.refused),
+            _ms(r.ttft.p50), _ms(r.ttft.p99), _ms(r.tpot.p50), _ms(r.tpot.p99),
             f"{r.output_tokens_per_s:.0f}",
         ]
         for r in reports
     ]  # fmt: skip
     return head, rows
+
+
+def _judged(one: Report) -> tuple[str, str, str]:
+    """Goodput, attained, of let in; without objectives there is nothing to meet."""
+    if not one.slo:
+        return "-", "-", "-"
+    return f"{one.goodput:.2f}", f"{one.attainment:.1%}", f"{one.kept:.1%}"
 
 
 def _ms(seconds: float) -> str:

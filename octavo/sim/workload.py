@@ -15,6 +15,7 @@ import io
 import json
 import math
 import random
+import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -463,6 +464,9 @@ _SYNTHETIC = {"rate": 1.0, "seconds": 600.0, "cv": 1.0, "prompt": 1024.0, "outpu
               "spread": 0.8, "seed": 0.0}  # fmt: skip
 
 
+GENERATORS = ("poisson", "gamma", "servegen")
+
+
 def named(text: str, *, seed: int = 0) -> Workload:
     """A file's path, or `poisson:rate=5,seconds=600,prompt=1024,output=128,spread=0.8`, or `gamma:`
     with `cv` beside, or `servegen:FILE,start=0,seconds=600`. Raises InvalidRequest, BadFile."""
@@ -480,6 +484,9 @@ def named(text: str, *, seed: int = 0) -> Workload:
         path, _, more = rest.partition(",")
         given = {"start": 0.0, "seconds": 600.0} | _pairs(more, {"start", "seconds"})
         return servegen(path, given["start"], given["seconds"], seed=seed)
+    if re.fullmatch(r"[\w-]+", kind) and rest and not Path(text).exists():
+        known = ", ".join(f"{name}:" for name in GENERATORS)
+        raise InvalidRequest(f"no generator is called {kind!r}: {known}, or a trace file", "trace")
     return read(text, seed=seed)
 
 

@@ -88,6 +88,8 @@ def test_the_printed_curl_line_works(server: Server) -> None:
     line = next(line for line in server.said.splitlines() if "curl " in line)
     words = shlex.split(line)
     body = json.loads(words[words.index("-d") + 1])
+    assert body["temperature"] < 1  # OpenAI's default lets so small a model go on and on
+    assert body["max_tokens"] <= 200
     answer = httpx.post(words[1], json=body, timeout=120)
     assert answer.status_code == 200
     assert answer.json()["choices"][0]["message"]["content"]

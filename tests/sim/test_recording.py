@@ -69,7 +69,7 @@ def recorded(path: Path, policy: Policy, seed: int = 1) -> Recording:
     executor = SimulatedExecutor(CAPACITY, Fitted(SECONDS), noise=0.2, seed=seed)
     with path.open("w") as file:
         scheduler = Scheduler(CAPACITY, policy, drafter=PromptLookup())
-        engine = Recorder(Engine(executor, scheduler), file.write)
+        engine = Recorder(Engine(executor, scheduler), file.write, "tiny")
         now, number = 0.0, 0
         while number < 80 or engine.has_work:
             while number < 80 and draw.random() < 0.5:

@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from octavo import cli
+from octavo.core.policy import fcfs
+from tests.sim.test_recording import recorded
 
 SAMPLE = str(Path(__file__).parents[2] / "bench/data/azure_conv_sample.csv.gz")
 
@@ -204,6 +206,7 @@ def test_mistakes_are_one_line() -> None:
         (("simulate", "poisson:prompt=1e6,spread=0,seconds=9"), "no request to serve"),
         (("simulate", "nowhere.csv"), "nowhere.csv"),
         (("simulate", SAMPLE, "--policy", "best"), "no policy is called"),
+        (("simulate", "foo:rate=1"), "poisson:, gamma:, servegen:"),
         (("simulate", SAMPLE, "-H", "h10"), "h100"),
         (("roofline", "llama-9"), "no model whose shape"),
         (("simulate", SAMPLE, "-m", "llama-3.1-70b", "-H", "l4"), "leave no KV"),
@@ -212,3 +215,44 @@ def test_mistakes_are_one_line() -> None:
         assert shown.exit_code == 1
         assert told in shown.output
         assert "Traceback" not in shown.output
+
+
+def test_what_is_simulated_is_said(tmp_path: Path) -> None:
+    """A figure names its model and its machine; a recording's own are not taken unasked."""
+    path = str(tmp_path / "run.jsonl")
+    recorded(Path(path), fcfs())
+    plain = ("simulate", SAMPLE, "--head", "20", "-m", "llama-3.2-1b")
+    assert "llama-3.2-1b on 2 x h100, bf16 weights" in call(*plain, "--replicas", "2").stdout
+    other = call("simulate", path, "-m", "llama-3.2-1b", "-H", "l4").stdout
+    assert f"{path} was recorded on tiny" in " ".join(other.split())
+    assert f"--steps {path}" in other
+    own = call("simulate", path, "--steps", path).stdout
+    assert f"the server of {path} (tiny)" in own
+    assert "h100" not in own
+    (made,) = json.loads(call("simulate", path, "--steps", path, "--json").stdout)
+    assert made["simulated"]["model"] == made["simulated"]["recorded_model"] == "tiny"
+    (made,) = json.loads(call(*plain, "--json").stdout)
+    assert made["simulated"]["hardware"] == "h100"
+    assert made["simulated"]["recorded_model"] is None
+
+
+def test_nothing_is_attained_where_nothing_was_asked() -> None:
+    words = ("simulate", SAMPLE, "--head", "20", "-m", "llama-3.2-1b", "--policy", "fcfs,slo")
+    shown = call(*words).stdout
+    assert "%" not in shown
+    assert "--slo-ttft" in shown
+    assert {one["attainment"] for one in json.loads(call(*words, "--json").stdout)} == {None}
+    assert shown.count("100.0%") < call(*words, "--slo-ttft", "9000").stdout.count("100.0%")
+
+
+@pytest.mark.parametrize("flags", [(), ("--check",), ("--steps", ""), ("--check", "--json")])
+def test_a_recording_in_which_nothing_happened_is_an_error(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    path = tmp_path / "run.jsonl"
+    recorded(path, fcfs())
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+    words = [str(path) if word == "" else word for word in flags]
+    shown = call("simulate", SAMPLE if "--steps" in flags else str(path), *words)
+    assert shown.exit_code == 1
+    assert ("no step in it" if "--steps" in flags else "no request in it") in shown.output
