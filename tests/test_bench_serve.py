@@ -172,6 +172,24 @@ def test_refusals_are_apart_and_meet_nothing() -> None:
     assert [one.refused for one in found] == [False, True] * 3
 
 
+def test_a_server_that_takes_no_deadlines_is_not_told_them_and_is_judged_all_the_same() -> None:
+    said = b'{"error":{"message":"x-slo-ttft-ms needs a server started otherwise"}}'
+    head = b"HTTP/1.1 400 No\r\ncontent-length: %d\r\n\r\n" % len(said)
+
+    class Deadlineless(Server):
+        def plan(self, body: dict[str, Any]) -> list[tuple[float, bytes]]:
+            told = "x-slo" in self.heads[-1]
+            return [(0.01, head + said)] if told else super().plan(body)
+
+    server = Deadlineless()
+    plan = Plan(workload(0.0, 1.0), Ask("m", slo=Slo(ttft=9.0)), warmup=1)
+    report, found = conduct(server, plan)
+    assert (report["failed"], report["slo_told"]) == (0, False)
+    assert report["attainment"]["ttft"] == 1.0
+    assert all(o.served for o in found)
+    assert ["x-slo" in head for head in server.heads] == [True, False, False, False]
+
+
 def test_what_cannot_be_kept_is_a_refusal_whatever_its_status() -> None:
     said = b'{"error":{"message":"too tight","code":"slo_unattainable"}}'
     head = b"HTTP/1.1 400 No\r\ncontent-length: %d\r\n\r\n" % len(said)
@@ -308,6 +326,7 @@ def test_our_own_server_is_measured(tmp_path: Path) -> None:
         shown = CliRunner().invoke(cli.cli, [*words, *more])
         text = CliRunner().invoke(cli.cli, [*words[:-2], "--words", "--concurrency", "4"])
         refused = CliRunner().invoke(cli.cli, [*words, "--slo-ttft", "500", "--warmup", "0"])
+        judged = CliRunner().invoke(cli.cli, [*words[:-1], "--slo-ttft", "60000"])
     report = json.loads(shown.stdout)
     assert report["model"] == "fake"
     assert report["served"] == report["sent"] == len(rows.read_text().splitlines())
@@ -320,6 +339,9 @@ def test_our_own_server_is_measured(tmp_path: Path) -> None:
     assert CliRunner().invoke(cli.cli, [*words, "--requests", "20"]).exit_code == 2
     # A server that keeps no deadlines says so, and that is shown.
     assert "--policy slo" in str(json.loads(refused.stdout)["errors"])
+    # So its callers' objectives are judged by the client alone, which it says.
+    assert "100.0% of those let in; the server was not told" in judged.stdout
+    assert "judged here alone" in judged.stderr
 
 
 def test_a_server_that_keeps_deadlines_forecasts() -> None:

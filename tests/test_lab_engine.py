@@ -81,9 +81,69 @@ def test_a_gate_sends_away() -> None:
 
 def test_runs_go_in_turn_and_who_begins_rotates() -> None:
     seen: list[str] = []
-    found = stage.in_turn("abc", 3, lambda name, n: seen.append(name) or n, lambda _: None)
+    rounds = stage.Rounds(3)
+    found = stage.in_turn("abc", rounds, lambda name, n: seen.append(name) or n, lambda _: None)
     assert "".join(seen) == "abcbcacab"
     assert found == {"a": [0, 1, 2], "b": [0, 1, 2], "c": [0, 1, 2]}
+
+
+@pytest.mark.parametrize(("round_s", "rounds"), [(10.0, 3), (30.0, 2), (50.0, 1), (500.0, 1)])
+def test_rounds_end_in_time_and_the_first_is_always_played(round_s: float, rounds: int) -> None:
+    machine, told = Machine(), list[str]()
+    found = stage.in_turn(
+        "ab",
+        stage.Rounds(3, 80.0, machine.clock),
+        lambda *_: machine._sleep(round_s / 2),
+        told.append,
+        "way {}".format,
+    )
+    assert {len(runs) for runs in found.values()} == {rounds}
+    assert told[0] == "way a, round 1 of 3"
+    values = {"asked": {"rounds": 3}, "had": {"rounds": rounds}}
+    assert bool(stage.shortened(values)) == (rounds < 3)
+
+
+def test_a_slow_machine_has_a_smaller_experiment() -> None:
+    plan = chunked.Plan()
+    assert plan.fitting(1.0, 0.5) == plan
+    slow = plan.fitting(40.0, 20.0)  # 500 s a round
+    assert (slow.prompts, slow.output) == (1, chunked.LEAST_OUTPUT)
+    assert len(slow.chunks) * (40.0 * slow.output / plan.output + slow.prompts * 20.0) < 151
+    pages = paging.Plan()
+    assert pages.count(0.1) == pages.requests
+    assert pages.count(2.0) == 13
+    assert pages.count(50.0) == paging.LEAST
+
+
+def rows_of(**attained: float) -> dict:
+    """Values of `scheduling` in which everything is the same but the attainment."""
+    spread = dict.fromkeys(("median", "least", "most"), 0.5)
+    same = {"goodput_per_s": spread, "fairness": spread, "ttft_p50_s": spread, "ttft_p99_s": spread,
+            "output_tokens_per_s": spread, "by_tenant": {}, "refused": 0.0}  # fmt: skip
+    return {
+        "conclusive": True, "measured_load": 1.25, "requests": 8, "asked_requests": 8,
+        "rounds": [], "asked_rounds": 0,
+        "policies": {
+            name.replace("_", "+"): same | {"attainment": spread | {"median": value}}
+            for name, value in attained.items()
+        },
+    }  # fmt: skip
+
+
+def test_the_conclusion_is_what_the_rows_show() -> None:
+    says = scheduling._says(rows_of(fcfs=0.5, priority=1.0, sjf=1.0, slo=1.0, slo_admission=0.98))
+    assert "priority, sjf and slo serve 100% in time, fcfs serves 50% in time" in says
+    assert "all policies stand at 0.50" in says  # ties are no winners
+    assert "slo+admission refused nobody" in says
+    assert "give up" not in says
+    assert "longer wait" not in says
+    assert "more was kept" in says
+    says = scheduling._says(rows_of(fcfs=0.4, slo=0.7))
+    assert "slo serves 70% in time, fcfs serves 40% in time" in says
+    assert "refused" not in says
+    assert "more was kept" not in says
+    says = scheduling._says(rows_of(fcfs=0.9, slo=0.9))
+    assert "all policies serve 90% in time" in says
 
 
 def test_a_setting_stays_within_the_engine() -> None:

@@ -352,7 +352,8 @@ Examples:
 @click.option("--slo-tpot", type=float, metavar="MS", help="Objective for each further token.")
 @click.option("--slo-e2e", type=float, metavar="MS", help="Objective for the whole answer.")
 @click.option("--slo-headers/--no-slo-headers", default=True, show_default=True,
-              help="Tell the server too (x-slo-ttft-ms ...), or only judge here.")  # fmt: skip
+              help="Tell the server too (x-slo-ttft-ms ...), or only judge here; one that takes no "
+              "deadlines is not told.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Of what is drawn: arrivals, lengths.")
 @click.option("--salt", default="", help="Of the prompts: the same gives the same ones (default: "
               "new ones each run, so that no prefix cache has them).")  # fmt: skip
@@ -497,7 +498,8 @@ def _totals(report: dict[str, Any]) -> list[tuple[str, str]]:
         each = ", ".join(f"{n.upper()} {_ms(s)} ms {attained[n]:.1%}" for n, s in limits.items())
         lines += [
             ("attained", f"{attained['all']:.1%} of all sent ({each}), "
-             f"{report['kept']:.1%} of those let in"),
+             f"{report['kept']:.1%} of those let in"
+             + ("" if report["slo_told"] else "; the server was not told")),
             ("goodput", f"{report['goodput_per_s']:.2f} req/s"),
         ]  # fmt: skip
     lag = client["send_lag_s"]

@@ -77,8 +77,8 @@ async def conduct(
     salt = plan.ask.salt or secrets.token_hex(8)
     ask = dataclasses.replace(plan.ask, model=model, salt=salt)
     watch(f"making {len(plan.load)} requests")
+    ask = await _warm(target, dial, ask, plan, watch)
     work = load.jobs(plan.load, ask, target)
-    await _warm(target, dial, ask, plan)
     run = await load.drive(
         work, dial, concurrency=plan.concurrency, timeout=plan.timeout, told=told
     )
@@ -91,6 +91,7 @@ async def conduct(
         "changes": list(plan.load.changes),
         "arrivals": "open loop" if plan.concurrency is None else f"{plan.concurrency} clients",
         "offered_per_s": plan.load.rate if plan.concurrency is None else None,
+        "slo_told": bool(ask.slo) and ask.slo_headers,
     }
     return about | report(found, run, ask.slo), found
 
@@ -112,8 +113,11 @@ async def served_model(target: wire.Target, dial: wire.Dial, ask: Ask) -> str:
         raise InvalidRequest(text, "model") from error
 
 
-async def _warm(target: wire.Target, dial: wire.Dial, ask: Ask, plan: Plan) -> None:
-    """A few requests that do not count, one after another; a failure is told at once."""
+async def _warm(
+    target: wire.Target, dial: wire.Dial, ask: Ask, plan: Plan, watch: Callable[[str], None]
+) -> Ask:
+    """A few requests that do not count, one after another; a failure is told at once. A server that
+    refuses deadlines is not told them: they are judged here all the same."""
     plain = dataclasses.replace(ask, salt=ask.salt + " warm")
     for number in range(plan.warmup):
         first = plan.load.items[number % len(plan.load)]
@@ -122,8 +126,12 @@ async def _warm(target: wire.Target, dial: wire.Dial, ask: Ask, plan: Plan) -> N
         message = target.message("POST", plain.path, body, plain.headers())
         seen = load.outcome(item, 0.0, await wire.exchange(dial, message, plan.timeout))
         if seen.error is not None and not seen.refused:
-            hint = "; --no-slo-headers judges here alone" if "x-slo" in seen.error else ""
-            raise InvalidRequest(f"the first request failed: {seen.error}{hint}", "url")
+            if ask.slo_headers and "x-slo" in seen.error:
+                watch(f"deadlines are judged here alone, for the server refuses them: {seen.error}")
+                silent = dataclasses.replace(ask, slo_headers=False)
+                return await _warm(target, dial, silent, plan, watch)
+            raise InvalidRequest(f"the first request failed: {seen.error}", "url")
+    return ask
 
 
 # ---- the report ----

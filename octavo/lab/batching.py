@@ -88,7 +88,7 @@ def measure(
         def told(what: str) -> None:
             watch(f"{rate:.1f} req/s: {what}")
 
-        found = stage.in_turn(list(settings), plan.repeats, once, told)
+        found = stage.in_turn(list(settings), stage.Rounds(plan.repeats), once, told)
         return [_cell(name, factor, rate, trials) for name, trials in found.items()]
 
     cells = [cell for factor in plan.rates for cell in at(factor)]

@@ -7,7 +7,7 @@ never holds more than so many tokens, and the prompt's own first token pays for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -18,6 +18,8 @@ from octavo.errors import InvalidRequest
 from octavo.lab import stage
 from octavo.lab.finding import Finding, Sheet
 from octavo.lab.stage import Clock, Setting, Trial, Visit, Watch
+
+LEAST_OUTPUT = 48  # tokens of a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,16 @@ class Plan:
     prompts: int = 3
     repeats: int = 3
     seed: int = 0
+    seconds: float = stage.SECONDS  # all rounds together may take about so long
+
+    def fitting(self, alone: float, whole: float) -> Plan:
+        """With fewer prompts and shorter streams where a round of this would take too long. alone,
+        whole: seconds of the streams by themselves, and of a prompt."""
+        round_s = len(self.chunks) * (alone + self.prompts * whole)
+        share = min(1.0, self.seconds / round_s)
+        prompts = max(1, round(self.prompts * share))
+        output = min(self.output, max(LEAST_OUTPUT, int(self.output * share)))
+        return replace(self, prompts=prompts, output=output)
 
     def __post_init__(self) -> None:
         need = self.prompt + self.streams
@@ -59,24 +71,36 @@ def measure(
         engine = Setting(name, tokens=int(name)).engine(assembly.executor)
         return stage.play(engine, stage.requests(visits, vocab, f"chunked {plan.seed}"), clock)
 
-    names = [str(n) for n in sorted(plan.chunks)]
+    asked, names = plan, [str(n) for n in sorted(plan.chunks)]
+    watch(f"{plan.streams} streams alone, then one prompt of {plan.prompt} tokens")
     alone = run(names[-1], streams)
     whole = run(names[-1], [Visit(0.0, plan.prompt, 2)]).seconds
+    plan = plan.fitting(alone.seconds, whole)
+    streams = [Visit(0.0, 16, plan.output)] * plan.streams
     # Far enough apart that one prompt is in before the next one comes, and before the streams end.
-    space = 0.4 * alone.seconds / plan.prompts + whole
+    space = 0.4 * alone.seconds * plan.output / asked.output / plan.prompts + whole
     long = [Visit((i + 0.2) * space, plan.prompt, 2) for i in range(plan.prompts)]
     visits = [*streams, *long]
-    found = stage.in_turn(names, plan.repeats, lambda name, _: run(name, visits), watch)
+    rounds = stage.Rounds(plan.repeats, plan.seconds, clock)
+    found = stage.in_turn(
+        names, rounds, lambda name, _: run(name, visits), watch, "{} tokens a step".format
+    )
     return {
         "model": assembly.name,
         "streams": plan.streams,
         "prompt": plan.prompt,
         "prompts": plan.prompts,
+        "asked": _size(asked, asked.repeats),
+        "had": _size(plan, len(found[names[0]])),
         "alone_itl_s": stage.quantile(alone.gaps(), 0.5),
         "alone_p99_s": stage.quantile(alone.gaps(), 0.99),
         "cells": [_cell(name, plan, trials) for name, trials in found.items()],
         "neighbours": neighbours.share(),
     }
+
+
+def _size(plan: Plan, rounds: int) -> dict[str, int]:
+    return {"prompts a run": plan.prompts, "tokens a stream": plan.output, "rounds": rounds}
 
 
 def _cell(name: str, plan: Plan, trials: list[Trial]) -> dict[str, Any]:
@@ -122,7 +146,7 @@ def finding(values: dict[str, Any]) -> Finding:
         f"{values['model']}: {values['streams']} streams, {values['prompts']} prompts of "
         f"{values['prompt']} tokens arrive beside them; medians (least–most)"
     )
-    says = (_says(values), *stage.busy_note(values))
+    says = (_says(values), *stage.shortened(values), *stage.busy_note(values))
     return Finding(values, (Sheet(title, HEAD, rows),), says, lambda path: draw(values, path))
 
 

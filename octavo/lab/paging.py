@@ -17,7 +17,7 @@ from typing import Any
 from octavo import plots
 from octavo.assembly import Assembly
 from octavo.core.policy import Occupancy, Policy, fcfs, while_rows_last
-from octavo.core.request import Event, Sequence
+from octavo.core.request import Event, Request, Sequence
 from octavo.core.scheduler import Scheduler
 from octavo.errors import InvalidRequest
 from octavo.lab import stage
@@ -32,6 +32,9 @@ NAMES = {
 }
 
 
+LEAST = 12  # requests of a run
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """pool: tokens of KV memory. context: tokens that a request may have, and that the classic
@@ -44,6 +47,11 @@ class Plan:
     prompt: Sizes = field(default_factory=lambda: Sizes(96, 0.7, 512))
     output: Sizes = field(default_factory=lambda: Sizes(64, 0.8, 256))
     seed: int = 0
+    seconds: float = stage.SECONDS  # all rounds together may take about so long
+
+    def count(self, alone: float) -> int:
+        """Requests of a run where one takes so many seconds in the slowest way."""
+        return min(self.requests, max(LEAST, int(self.seconds / (len(NAMES) * alone))))
 
     def __post_init__(self) -> None:
         if self.pool < self.context:
@@ -95,20 +103,32 @@ def measure(
     seed = f"paging {plan.seed}"
     visits = stage.drawn(seed, plan.requests, inf, plan.prompt, plan.output)
     wanted = stage.requests(visits, assembly.door.vocab_size, seed)
+    few = wanted[: min(LEAST, plan.requests)]
 
-    def run(way: str, _: int) -> tuple[Trial, Books]:
+    def play(way: str, wanted: list[Request]) -> tuple[Trial, Books]:
         running: list[Scheduler] = []
         books = Books(way, plan.context, size)
         engine = _setting(way, plan, size, running).engine(assembly.executor)
         running.append(engine.scheduler)
         return stage.play(engine, wanted, clock, books.look), books
 
-    found = stage.in_turn(list(NAMES), plan.repeats, run, watch)
+    watch(f"{len(few)} requests, to know how long they take")
+    count = plan.count(play("context", few)[0].seconds / len(few))
+    visits, wanted = visits[:count], wanted[:count]
+    found = stage.in_turn(
+        list(NAMES),
+        stage.Rounds(plan.repeats, plan.seconds, clock),
+        lambda way, _: play(way, wanted),
+        watch,
+        lambda way: NAMES[way].format(size),
+    )
     return {
         "model": assembly.name,
         "pool": plan.pool,
         "context": plan.context,
-        "requests": plan.requests,
+        "requests": count,
+        "asked": {"requests": plan.requests, "rounds": plan.repeats},
+        "had": {"requests": count, "rounds": len(found["blocks"])},
         "block_size": size,
         "mean_tokens": fmean(v.prompt + v.output for v in visits),
         "ways": {way: _way(runs) for way, runs in found.items()},
@@ -153,7 +173,7 @@ def finding(values: dict[str, Any]) -> Finding:
         f"{values['model']}: {values['requests']} requests at once, {values['mean_tokens']:.0f} "
         f"tokens each on average, in {values['pool']} tokens of KV memory; medians (least–most)"
     )
-    says = (_says(values), *stage.busy_note(values))
+    says = (_says(values), *stage.shortened(values), *stage.busy_note(values))
     return Finding(values, (Sheet(title, HEAD, rows),), says, lambda path: draw(values, path))
 
 

@@ -41,6 +41,7 @@ class Plan:
     pools: tuple[int, ...] = (16, 24, 32, 48)
     policies: tuple[str, ...] = ("fcfs", "sjf", "slo")
     seed: int = 0
+    seconds: float = stage.SECONDS / 2  # of the burst's rounds
 
 
 def measure(
@@ -56,6 +57,8 @@ def measure(
         "own": plan.own,
         "requests": plan.requests,
         "burst": burst,
+        "asked": {"rounds": plan.repeats},
+        "had": {"rounds": burst["on"].pop("rounds")},
         "groups": plan.groups,
         "group_system": plan.group_system,
         "visits": plan.visits,
@@ -77,12 +80,14 @@ def _burst(assembly: Assembly, plan: Plan, watch: Watch, clock: Clock) -> dict[s
         engine = Setting(kind, prefix_caching=kind == "on").engine(assembly.executor)
         return stage.play(engine, wanted, clock)
 
-    found = stage.in_turn(list(KINDS), plan.repeats, run, watch)
+    rounds = stage.Rounds(plan.repeats, plan.seconds, clock)
+    found = stage.in_turn(list(KINDS), rounds, run, watch, lambda kind: f"cache {kind}")
     return {
         kind: {
             "ttfts_s": [median(at) for at in zip(*(sorted(t.ttfts) for t in trials), strict=True)],
             "ttft_p50_s": stage.middle(stage.quantile(t.ttfts, 0.5) for t in trials),
             "ttft_last_s": stage.middle(max(t.ttfts) for t in trials),
+            "rounds": len(trials),
             "seconds": stage.middle(t.seconds for t in trials),
             "output_tokens_per_s": stage.middle(t.tokens_per_s for t in trials),
             "computed_tokens": trials[0].counters["computed_tokens"],
@@ -142,7 +147,12 @@ def _ceiling(plan: Plan, assembly: Assembly) -> float:
 
 def finding(values: dict[str, Any]) -> Finding:
     sheets = (_burst_sheet(values), _hits_sheet(values))
-    says = (_says_burst(values), _says_hits(values), *stage.busy_note(values))
+    says = (
+        _says_burst(values),
+        _says_hits(values),
+        *stage.shortened(values),
+        *stage.busy_note(values),
+    )
     return Finding(values, sheets, says, lambda path: draw(values, path))
 
 

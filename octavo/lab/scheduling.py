@@ -140,9 +140,9 @@ def measure(
     models.append(lambda: copy.deepcopy(model))
     rounds, visits, started = list[Round](), _visits(plan, count, slos), clock.now()
     for number in range(plan.repeats):
-        if (clock.now() - started) * (number + 1) > plan.seconds * max(number, 1):
-            break  # one round more would take too long
-        of = f"{number + 1} of {plan.repeats}"
+        if stage.too_long(clock.now() - started, number, plan.seconds):
+            break
+        of = f"round {number + 1} of {plan.repeats}"
         watch(f"what it can serve now, {of}")
         fastest = max(fastest, count / (run("fcfs", at_once(count))[0].seconds - tail))
         span = count / (plan.load * fastest)
@@ -302,21 +302,96 @@ def _objectives(values: dict[str, Any]) -> str:
 
 
 def _says(values: dict[str, Any]) -> str:
-    found = {p: one["attainment"]["median"] for p, one in values["policies"].items()}
-    fair = {p: one["fairness"]["median"] for p, one in values["policies"].items()}
-    best, fairest = max(found, key=lambda p: found[p]), max(fair, key=lambda p: fair[p])
-    worst = min(found, key=lambda p: found[p])
+    """What the rows show, and no more: figures that are shown alike are alike."""
     if not values["conclusive"]:
         return _inconclusive(values)
-    ceiling = min(1.0, 1.0 / values["measured_load"])
+    rows = values["policies"]
+    found = {p: f"{one['attainment']['median']:.0%}" for p, one in rows.items()}
+    fair = {p: f"{one['fairness']['median']:.2f}" for p, one in rows.items()}
+    parts = [
+        _ranked(found, "Of the same requests", "serve", "{} in time"),
+        _ranked(fair, "By Jain's index of fairness", "stand at", "{}"),
+        _turned_away(values),
+        _later(values),
+        _written(values),
+        _ceiling(values),
+    ]
+    return " ".join(part for part in parts if part) + _left_out(values)
+
+
+def _ranked(found: dict[str, str], lead: str, verb: str, unit: str) -> str:
+    """Who has most and who least of a figure, ties by name."""
+    by_figure: dict[str, list[str]] = {}
+    for policy, figure in found.items():
+        by_figure.setdefault(figure, []).append(policy)
+    order = sorted(by_figure, key=lambda figure: float(figure.rstrip("%")), reverse=True)
+    if len(order) == 1:
+        return f"{lead} all policies {verb} {unit.format(order[0])}: no order is better there."
+    said = []
+    for figure in (order[0], order[-1]):
+        names = by_figure[figure]
+        word, _, rest = verb.partition(" ")
+        word += "s" * (len(names) == 1)
+        said.append(f"{listed(names)} {word} {rest}{' ' if rest else ''}{unit.format(figure)}")
+    return f"{lead} {said[0]}, {said[1]}."
+
+
+def listed(names: Sequence[str]) -> str:
+    """a, b and c."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _turned_away(values: dict[str, Any]) -> str:
+    """What admission did, where there was any."""
+    said = []
+    for policy, one in values["policies"].items():
+        if policy.endswith(ADMISSION):
+            count = f"{one['refused']:.0f} of {values['requests']}"
+            said.append(f"{policy} refused {count if one['refused'] >= 0.5 else 'nobody'}")
+    return f"{listed(said)}." if said else ""
+
+
+def _later(values: dict[str, Any]) -> str:
+    """Who keeps more in time than the first policy, and lets some wait longer than it for that."""
+    (first, base), *others = values["policies"].items()
+    more = [
+        f"{policy} (P99 {one['ttft_p99_s']['median'] * 1e3:.0f} ms)"
+        for policy, one in others
+        if one["attainment"]["median"] > base["attainment"]["median"]
+        and one["ttft_p99_s"]["median"] > 1.1 * base["ttft_p99_s"]["median"]
+    ]
+    if not more:
+        return ""
+    wait = f"{base['ttft_p99_s']['median'] * 1e3:.0f} ms"
     return (
-        f"Of the same requests {best} serves {found[best]:.0%} in time, {worst} "
-        f"{found[worst]:.0%}. The fairest is {fairest} (Jain {fair[fairest]:.2f}). No order makes "
-        "the engine faster: it only chooses who waits, so those that look at deadlines give up "
-        "the requests that are lost anyway, and admission says so at the door. The ceiling in the "
-        f"long run is {ceiling:.0%}, what the engine can serve; a run as short as this one ends "
-        "before its backlog has outgrown the looser deadlines, so more can be kept."
-        f"{_left_out(values)}"
+        f"More in time than {first}, with a longer wait of the last ones ({wait}): {listed(more)}."
+    )
+
+
+def _written(values: dict[str, Any]) -> str:
+    """Whether an order made the engine faster; those that refuse have other work."""
+    rates = [
+        one["output_tokens_per_s"]["median"]
+        for policy, one in values["policies"].items()
+        if not policy.endswith(ADMISSION)
+    ]
+    if len(rates) < 2:
+        return ""
+    span = f"{min(rates):.0f} to {max(rates):.0f} tokens a second"
+    if max(rates) < 1.1 * min(rates):
+        return f"All that serve everybody write {span}: an order chooses who waits, no more."
+    return f"Those that serve everybody write {span}."
+
+
+def _ceiling(values: dict[str, Any]) -> str:
+    ceiling = min(1.0, 1.0 / values["measured_load"])
+    best = max(one["attainment"]["median"] for one in values["policies"].values())
+    text = f"The ceiling in the long run is {ceiling:.0%}, what the engine can serve"
+    if best <= ceiling:
+        return f"{text}."
+    return (
+        f"{text}; more was kept because a run as short as this one ends before its backlog has "
+        "outgrown the looser deadlines."
     )
 
 
@@ -375,11 +450,8 @@ def draw(values: dict[str, Any], path: str) -> None:
     left.grid(visible=False, axis="x")
     left.legend(loc="upper center", ncols=len(names) + 1, fontsize=9)
     _draw_ttfts(right, values)
-    found = {p: one["attainment"]["median"] for p, one in policies.items()}
-    best = max(found, key=lambda p: found[p])
-    first = next(iter(found))
-    head = f"{best} serves {found[best]:.0%} of the same requests in time, {first} "
-    head += f"{found[first]:.0%}"
+    found = {p: f"{one['attainment']['median']:.0%}" for p, one in policies.items()}
+    head = _ranked(found, "Of the same requests", "serve", "{} in time").rstrip(".")
     if not values["conclusive"]:
         head = f"Inconclusive: the load was {values['measured_load']:.2f} times what can be served"
     plots.headline(

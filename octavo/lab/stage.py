@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -203,17 +204,52 @@ def play(
     return trial
 
 
+SECONDS = 80.0  # for all rounds of an experiment, so that it ends within two minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """So many rounds, or as many as there is time for: `seconds` on `clock`."""
+
+    number: int
+    seconds: float = inf
+    clock: Clock = Clock()
+
+
+def too_long(spent: float, rounds: int, seconds: float) -> bool:
+    """Whether one round more would end after `seconds`; the first is always played."""
+    return rounds > 0 and spent * (rounds + 1) > seconds * rounds
+
+
 def in_turn(
-    names: Sequence[str], repeats: int, run: Callable[[str, int], Of], watch: Watch
+    names: Sequence[str],
+    rounds: Rounds,
+    run: Callable[[str, int], Of],
+    watch: Watch,
+    label: Callable[[str], str] = str,
 ) -> dict[str, list[Of]]:
-    """run(name, repeat) of each name once a repeat; who begins rotates."""
+    """run(name, round) of each name once a round; who begins rotates. label: a name in words."""
     seen: dict[str, list[Of]] = {name: [] for name in names}
-    for repeat in range(repeats):
-        k = repeat % len(names)
+    started = rounds.clock.now()
+    for number in range(rounds.number):
+        if too_long(rounds.clock.now() - started, number, rounds.seconds):
+            break
+        k = number % len(names)
         for name in (*names[k:], *names[:k]):
-            watch(f"{name}, {repeat + 1} of {repeats}")
-            seen[name].append(run(name, repeat))
+            watch(f"{label(name)}, round {number + 1} of {rounds.number}")
+            seen[name].append(run(name, number))
     return seen
+
+
+def shortened(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """A paragraph where there was no time for all that was asked for: `asked` and `had`, by what
+    they count."""
+    less = [
+        f"{had} {what}, not {asked}"
+        for (what, asked), had in zip(values["asked"].items(), values["had"].values(), strict=True)
+        if had < asked
+    ]
+    return (f"So as to end in two minutes there are {'; '.join(less)}.",) if less else ()
 
 
 def warm(assembly: Assembly) -> None:
