@@ -135,6 +135,22 @@ def test_outliers_have_two_bytes_and_do_not_cost_the_others_theirs(isa: str) -> 
     assert all((_cpu.quantise(x, other, "mixed")[0] == q).all() for other in ISAS)
 
 
+@pytest.mark.parametrize("act", ["int8", "mixed", "pairs"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_block_is_quantised_alike_in_any_company(isa: str, act: str) -> None:
+    x = tokens(37, 100)  # the last block has four values
+    x[3, 5], x[4, 40], x[7, 70], x[20, 99] = np.nan, np.inf, -1e31, np.nan
+    x[5, :32] = 0
+    x[6, :32] = 1e-30
+    q, d, wide = _cpu.quantise(x, isa, act)
+    for r in range(37):
+        for a, b in zip((q, d, wide), _cpu.quantise(x[r : r + 1], isa, act), strict=True):
+            assert (a[r].view(np.int32) == b[0].view(np.int32)).all()
+    poisoned = np.argwhere(np.isnan(d))
+    assert poisoned.tolist() == [[3, 0], [4, 1], [7, 2], [20, 3]]
+    assert not any(q[r, 32 * b : 32 * b + 32].any() for r, b in poisoned)
+
+
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", TYPES)

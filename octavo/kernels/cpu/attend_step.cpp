@@ -161,13 +161,15 @@ void AttendPlan::finish(const AttentionTable& k, const AttendCall& call, const U
   const int64_t stride = attend_state_floats(TILE_ROWS, a.dim);
   for (int32_t r = 0; r < unit.rows; r += TILE_ROWS)
     k.finish(a, unit.row0 + r, std::min(TILE_ROWS, unit.rows - r), state + r / TILE_ROWS * stride);
-  if (call.prepare_blocks == nullptr) return;
+  if (call.prepare == nullptr) return;
   const int64_t blocks = a.dim / 32, first = (*rows_)[size_t(unit.row)].first;
-  for (int64_t row = unit.row0; row < unit.row0 + unit.rows; ++row) {
-    const int64_t token = row / a.group, head = row % a.group;
+  for (int64_t head = 0; head < a.group; ++head) {
+    // The tokens whose row of this head is in the unit: row = token * group + head.
+    const int64_t t0 = (unit.row0 + a.group - 1 - head) / a.group;
+    const int64_t t1 = (unit.row0 + unit.rows + a.group - 1 - head) / a.group;
     const int64_t b = (unit.kv_head * a.group + head) * blocks;
-    call.prepare_blocks(call.acts, first + token, b, b + blocks,
-                        a.out + token * a.out_ld + head * a.dim);
+    call.prepare(call.acts, {first + t0, first + t1, b, b + blocks},
+                 a.out + t0 * a.out_ld + head * a.dim, a.out_ld);
   }
 }
 

@@ -44,8 +44,7 @@ struct AttendCall {
   int64_t ld, layer, window;  // window 0: all
   float scale;
   // If given, what is written is also prepared for the op that reads it (LinearTable).
-  void (*prepare_blocks)(const Acts&, int64_t row, int64_t b0, int64_t b1,
-                         const float* x) = nullptr;
+  void (*prepare)(const Acts&, const BlockRange&, const float* x, int64_t ld) = nullptr;
   Acts acts = {};
 };
 

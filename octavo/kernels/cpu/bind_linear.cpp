@@ -116,7 +116,7 @@ Floats multiply(const Packed& p, Matrix x, const std::string& isa, const std::st
   {
     nb::gil_scoped_release release;
     ActsMemory m(rows, w.k, needs);
-    for (int64_t r = 0; r < rows; ++r) t.prepare(m.acts, r, x.data() + r * w.k);
+    t.prepare(m.acts, {0, rows, 0, m.acts.blocks}, x.data(), w.k);
     t.linear(w, p0, p1, m.acts, r0, r1, full, ld);
     for (int64_t r = 0; r < r1 - r0; ++r)
       std::copy_n(full + r * ld, n, out + r * n);
@@ -138,8 +138,8 @@ nb::tuple quantise(Matrix x, const std::string& isa, const std::string& act) {
   float* d = new float[static_cast<size_t>(rows * blocks)];
   int32_t* wide = new int32_t[static_cast<size_t>(rows * blocks)];
   const Acts& a = m.acts;
+  t.prepare(a, {0, rows, 0, a.blocks}, x.data(), k);
   for (int64_t r = 0; r < rows; ++r) {
-    t.prepare(a, r, x.data() + r * k);
     for (int64_t b = 0; b < blocks; ++b) {
       const int64_t at = (r / a.group * a.blocks + b) * a.group + r % a.group;
       d[r * blocks + b] = a.d[at];
@@ -170,7 +170,7 @@ void prepare_drawn(const LinearTable& t, const Acts& acts) {
       for (int i = 0; i < 4; ++i) v += static_cast<float>(draw()) * 0x1p-24f;
       if (draw() % 64 == 0) v *= 10.0f;
     }
-    t.prepare(acts, r, x.data());
+    t.prepare(acts, {r, r + 1, 0, acts.blocks}, x.data(), acts.k);
   }
 }
 

@@ -16,6 +16,7 @@ constexpr int64_t PREPARE_ROWS = MAX_GROUP;  // rows of one group of Acts share 
 constexpr int64_t TILE_FLOATS = 32 << 10;
 constexpr int64_t SMALL_ROWS = 64;  // one block of rows
 constexpr int64_t CHUNK_PANELS = 8;
+constexpr int64_t ROWS_FIRST_BYTES = 4 << 20;
 constexpr int64_t LOGITS_BYTES = 16 << 20;
 constexpr int64_t MIN_LOGITS_ROWS = 32, MAX_PASS_ROWS = 64;
 constexpr int64_t BLOCK_PANELS = SAMPLE_BLOCK / 16;
@@ -50,7 +51,7 @@ struct alignas(64) Executor::Thread {
   int64_t counter;   // how many shared counters this thread has passed in this step
   uint8_t* acts;     // REDUNDANT_ROWS rows
   float *tile, *tile2;
-  float* row;        // one row of the widest activation
+  float* rows;       // a group of rows of the widest activation
   void* sample;
   int64_t since = 0, wait_ns = 0, barriers = 0;  // since the last charge()
   std::vector<Spent> spent;                      // of each instruction
@@ -157,12 +158,12 @@ void Executor::finish(int64_t arena_bytes) {
   const size_t at_post = carve(post);
   const size_t at_angles = carve(ropes_.size() * tokens * size_t(config_.heads.head_dim) * 4);
   const int n = pool_.threads();
-  const size_t row = size_t(align(widest, 64)) * 4;
+  const size_t normed = size_t(PREPARE_ROWS * align(widest, LANES)) * 4;
   std::vector<size_t> at(size_t(n) * 4);
   for (int i = 0; i < n; ++i) {
     at[size_t(i) * 4] = carve(own);
     at[size_t(i) * 4 + 1] = carve(TILE_FLOATS * 4 * 2);
-    at[size_t(i) * 4 + 2] = carve(row);
+    at[size_t(i) * 4 + 2] = carve(normed);
     at[size_t(i) * 4 + 3] = carve(sample_scratch_bytes(config_.vocab));
   }
   scratch_ = Region(total);
@@ -414,14 +415,16 @@ void Executor::share(Thread& t, int64_t units, int64_t grain, const Fn& fn) {
     fn(i, std::min(i + grain, units));
 }
 
-// Calls fn(panel0, panel1, row0, row1) over all panels and rows, tiles of at most TILE_FLOATS that
-// begin at even panels: whole blocks of 32 columns.
+// Calls fn(panel0, panel1, row0, row1) over all panels of w and all rows, tiles of at most
+// TILE_FLOATS that begin at even panels: whole blocks of 32 columns. Few rows: all of them with a run
+// of panels. Many: block of rows by block of rows, so that a thread finds what it wrote to these rows
+// in its own cache, from op to op; the weights then come again for each block. Where they are too
+// large to come from the last cache, the blocks of rows pass by a chunk of panels instead.
 template <class Fn>
-void Executor::share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, const Fn& fn) {
-  // Few rows: all of them with a run of panels. Many: the panels of a chunk stay in the cache while
-  // the blocks of rows pass by.
+void Executor::share_tiles(Thread& t, const PackedWeight& w, int64_t rows, const Fn& fn) {
+  const int64_t panels = w.panels;
   if (rows == 0) return;
-  const int64_t most = k <= 2048 ? 2 * SMALL_ROWS : SMALL_ROWS;
+  const int64_t most = w.k <= 2048 ? 2 * SMALL_ROWS : SMALL_ROWS;
   const int64_t even = align(ceil_div(rows, ceil_div(rows, most)), MAX_GROUP);
   const int64_t height = rows <= SMALL_ROWS ? rows : even;
   const int64_t blocks = ceil_div(rows, height);
@@ -435,9 +438,12 @@ void Executor::share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, c
     });
     return;
   }
-  share(t, blocks * ceil_div(panels, CHUNK_PANELS), 1, [&](int64_t u0, int64_t u1) {
+  const int64_t chunks = ceil_div(panels, CHUNK_PANELS);
+  const bool rows_first = panels * w.panel_bytes <= ROWS_FIRST_BYTES;
+  share(t, blocks * chunks, 1, [&](int64_t u0, int64_t u1) {
     for (int64_t u = u0; u < u1; ++u) {
-      const int64_t p = u / blocks * CHUNK_PANELS, r = u % blocks * height;
+      const int64_t p = (rows_first ? u % chunks : u / blocks) * CHUNK_PANELS;
+      const int64_t r = (rows_first ? u / chunks : u % blocks) * height;
       fn(p, std::min(p + CHUNK_PANELS, panels), r, std::min(r + height, rows));
     }
   });
@@ -447,23 +453,31 @@ template <class Source>
 Acts Executor::prepare(Thread& t, const OpSpec& op, int64_t rows, const Source& source) {
   const bool own = rows <= REDUNDANT_ROWS;
   const Acts acts = acts_at(own ? t.acts : shared_acts_, rows, op.weights[0].k, needs(op));
-  auto row = [&](int64_t r) { linear_.prepare(acts, r, source(r)); };
+  auto groups = [&](int64_t g0, int64_t g1) {
+    for (int64_t r0 = g0 * PREPARE_ROWS; r0 < std::min(g1 * PREPARE_ROWS, rows);
+         r0 += PREPARE_ROWS) {
+      const int64_t r1 = std::min(r0 + PREPARE_ROWS, rows);
+      const Rows from = source(r0, r1);
+      linear_.prepare(acts, {r0, r1, 0, acts.blocks}, from.x, from.ld);
+    }
+  };
+  const int64_t count = ceil_div(rows, PREPARE_ROWS);
   if (own || pool_.threads() == 1) {
-    for (int64_t r = 0; r < rows; ++r) row(r);
+    groups(0, count);
     return acts;
   }
-  share(t, ceil_div(rows, PREPARE_ROWS), 1, [&](int64_t g0, int64_t g1) {
-    for (int64_t r = g0 * PREPARE_ROWS; r < std::min(g1 * PREPARE_ROWS, rows); ++r) row(r);
-  });
+  share(t, count, 1, groups);
   barrier(t);
   return acts;
 }
 
 Acts Executor::prepare_normed(Thread& t, const OpSpec& op, const float* x, int64_t ld,
                               int64_t rows) {
-  return prepare(t, op, rows, [&](int64_t r) {
-    rows_.rms_norm(x + r * ld, op.norm, op.weights[0].k, op.eps, t.row);
-    return t.row;
+  const int64_t k = op.weights[0].k, own_ld = align(k, LANES);
+  return prepare(t, op, rows, [&](int64_t r0, int64_t r1) {
+    for (int64_t r = r0; r < r1; ++r)
+      rows_.rms_norm(x + r * ld, op.norm, k, op.eps, t.rows + (r - r0) * own_ld);
+    return Rows{t.rows, own_ld};
   });
 }
 
@@ -611,7 +625,7 @@ void Executor::attend(const OpSpec& op, Thread& t) {
                   op.scale, nullptr, {}};
   if (op.passes_to >= 0) {
     const OpSpec& reader = ops_[size_t(op.passes_to)];
-    call.prepare_blocks = linear_.prepare_blocks;
+    call.prepare = linear_.prepare;
     call.acts = passed_acts(reader);
   }
   AttendPlan& plan = op.wanted ? wanted_attention_ : attention_;
@@ -627,9 +641,11 @@ void Executor::project_residual(const OpSpec& op, Thread& t) {
   const int64_t ld = values_[size_t(op.out)].ld, x_ld = values_[size_t(op.residual)].ld;
   const Acts acts = op.received
                         ? passed_acts(op)
-                        : prepare(t, op, rows, [&](int64_t r) { return in + r * in_ld; });
+                        : prepare(t, op, rows, [&](int64_t r0, int64_t) {
+                            return Rows{in + r0 * in_ld, in_ld};
+                          });
   if (op.post_norm == nullptr) {
-    share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
+    share_tiles(t, w, rows, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
       const int64_t width = (p1 - p0) * LANES, c = p0 * LANES;
       multiply(op, 0, acts, {p0, p1, r0, r1}, t.tile, width);
       for (int64_t r = r0; r < r1; ++r)
@@ -640,7 +656,7 @@ void Executor::project_residual(const OpSpec& op, Thread& t) {
     return;
   }
   const int64_t post_ld = align(w.n, LANES);
-  share_tiles(t, w.panels, rows, w.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
+  share_tiles(t, w, rows, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
     multiply(op, 0, acts, {p0, p1, r0, r1}, post_ + r0 * post_ld + p0 * LANES, post_ld);
   });
   barrier(t);
@@ -661,7 +677,7 @@ void Executor::norm_gate_up_act(const OpSpec& op, Thread& t) {
   const Acts acts = prepare_normed(t, op, value(op.x), values_[size_t(op.x)].ld, rows);
   const OpSpec* reader = op.passes_to < 0 ? nullptr : &ops_[size_t(op.passes_to)];
   const Acts next = reader ? passed_acts(*reader) : Acts{};
-  share_tiles(t, gate.panels, rows, gate.k, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
+  share_tiles(t, gate, rows, [&](int64_t p0, int64_t p1, int64_t r0, int64_t r1) {
     const int64_t width = (p1 - p0) * LANES, c = p0 * LANES;
     multiply(op, 0, acts, {p0, p1, r0, r1}, t.tile, width);
     multiply(op, 1, acts, {p0, p1, r0, r1}, t.tile2, width);
@@ -669,8 +685,8 @@ void Executor::norm_gate_up_act(const OpSpec& op, Thread& t) {
       float* h = reader ? t.tile + (r - r0) * width : out + r * ld + c;
       rows_.act_mul(op.act, t.tile + (r - r0) * width, t.tile2 + (r - r0) * width,
                     std::min(width, gate.n - c), h);
-      if (reader) linear_.prepare_blocks(next, r, p0 / 2, (p1 + 1) / 2, h);
     }
+    if (reader) linear_.prepare(next, {r0, r1, p0 / 2, (p1 + 1) / 2}, t.tile, width);
   });
   barrier(t);
 }
@@ -682,10 +698,7 @@ void Executor::final_norm_head(const OpSpec& op, Thread& t) {
   const int64_t x_ld = values_[size_t(op.x)].ld, k = op.weights[0].k;
   for (size_t pass = 0; pass + 1 < passes_.size(); ++pass) {
     const int64_t s0 = passes_[pass], rows = passes_[pass + 1] - s0;
-    const Acts acts = prepare(t, op, rows, [&](int64_t r) {
-      rows_.rms_norm(x + (s0 + r) * x_ld, op.norm, k, op.eps, t.row);
-      return t.row;
-    });
+    const Acts acts = prepare_normed(t, op, x + s0 * x_ld, x_ld, rows);
     digest_blocks(op, acts, t, s0);
     barrier(t);
     charge(t, &op - ops_.data());
@@ -698,8 +711,8 @@ void Executor::final_norm_head(const OpSpec& op, Thread& t) {
           std::memcpy(out_.logits + (s0 + r) * config_.vocab, row.logits,
                       size_t(config_.vocab) * 4);
         if (out_.normed != nullptr) {
-          rows_.rms_norm(x + (s0 + r) * x_ld, op.norm, k, op.eps, t.row);
-          std::memcpy(out_.normed + (s0 + r) * k, t.row, size_t(k) * 4);
+          rows_.rms_norm(x + (s0 + r) * x_ld, op.norm, k, op.eps, t.rows);
+          std::memcpy(out_.normed + (s0 + r) * k, t.rows, size_t(k) * 4);
         }
       }
     });

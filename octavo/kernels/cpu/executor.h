@@ -142,7 +142,12 @@ class Executor {
   void final_norm_head(const OpSpec& op, Thread& t);
   void digest_blocks(const OpSpec& op, const Acts& acts, Thread& t, int64_t s0);
 
-  // Fills the activations of `rows` rows; source(r) gives a row of weights[0].k floats.
+  // Fills the activations of `rows` rows; source(r0, r1) gives rows of weights[0].k floats, never
+  // more than a group.
+  struct Rows {
+    const float* x;
+    int64_t ld;
+  };
   template <class Source>
   Acts prepare(Thread& t, const OpSpec& op, int64_t rows, const Source& source);
   Acts passed_acts(const OpSpec& reader) const;
@@ -165,7 +170,7 @@ class Executor {
   template <class Fn>
   void share(Thread& t, int64_t units, int64_t grain, const Fn& fn);
   template <class Fn>
-  void share_tiles(Thread& t, int64_t panels, int64_t rows, int64_t k, const Fn& fn);
+  void share_tiles(Thread& t, const PackedWeight& w, int64_t rows, const Fn& fn);
   void barrier(Thread& t);
   void charge(Thread& t, int64_t instruction);
 

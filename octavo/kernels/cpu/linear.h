@@ -58,15 +58,18 @@ constexpr int64_t MAX_GROUP = 16;
 size_t acts_bytes(int64_t rows, int64_t k, uint32_t needs);
 Acts acts_at(void* mem, int64_t rows, int64_t k, uint32_t needs);
 
+struct BlockRange {
+  int64_t row0, row1, block0, block1;
+};
+
 struct LinearTable {
   // The forms (ActNeeds and the sums) that `linear` reads for this type of weight.
   uint32_t (*needs)(WType type, Products products);
-  // Writes row `row` of `acts` from x [acts.k] in all its forms. Rows may be prepared by different
-  // threads; rows of one group share cache lines, so hand them out in multiples of MAX_GROUP.
-  void (*prepare)(const Acts& acts, int64_t row, const float* x);
-  // Likewise its blocks b0..b1 of 32 values alone; x points at value 32 * b0. The padding after the
-  // last value belongs to the last block that has one.
-  void (*prepare_blocks)(const Acts& acts, int64_t row, int64_t b0, int64_t b1, const float* x);
+  // Writes blocks of rows of `acts` in all its forms: value 32 * block0 + i of row row0 + r is at
+  // x[r * ld + i]. The padding after the last value belongs to the last block that has one. Rows may
+  // be prepared by different threads; rows of one group share cache lines, so hand them out in
+  // multiples of MAX_GROUP; a whole group at once is fastest.
+  void (*prepare)(const Acts& acts, const BlockRange& blocks, const float* x, int64_t ld);
   // out[(row - row0) * ld + (panel - panel0) * 16 + c] = sum over k of w[panel * 16 + c][k] *
   // x[row][k], for all 16 c of every panel: columns beyond w.n are written too. What the products
   // are is told by the forms that `acts` has: of a quantised weight int8 with ACT_A8, else bf16, and

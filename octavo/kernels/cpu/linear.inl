@@ -5,6 +5,7 @@
 // from the panel. fp32 mode: a block is dequantised to f32 first. In all of them the order of additions to one output
 // depends on k only: a tile of R rows does for each row exactly what a tile of one row does.
 #include "linear.h"
+#include "prepare.inl"
 
 namespace octavo {
 namespace {
@@ -255,20 +256,23 @@ OCTAVO_INLINE uint32_t wide_quads(const uint8_t* wide) {
   return all;
 }
 
-// sum[r] = 256 times the products of the high bytes of the wide quads.
+// sum[r] += 256 times the products of the high bytes of the wide quads.
 template <class T, int R>
-OCTAVO_INLINE void high_part(const Block& x, int from, int to, const int8_t* high,
-                             const uint8_t* wide, I* sum) {
+OCTAVO_INLINE void add_high_part(const Block& x, int from, int to, const int8_t* high,
+                                 const uint8_t* wide, I* sum) {
   const uint32_t some = wide_quads<R>(wide) & ((1u << to) - (1u << from));
   if (some == 0) return;
+  I part[R];
+#pragma GCC unroll 2
+  for (int r = 0; r < R; ++r) part[r] = zero_i();
   OCTAVO_UNROLL_QUADS
   for (int j = from; j < to; ++j)
     if (some >> j & 1) {
 #pragma GCC unroll 2
-      for (int r = 0; r < R; ++r) sum[r] = dot<T>(sum[r], x.w[j], high + r * 32 + 4 * j);
+      for (int r = 0; r < R; ++r) part[r] = dot<T>(part[r], x.w[j], high + r * 32 + 4 * j);
     }
 #pragma GCC unroll 2
-  for (int r = 0; r < R; ++r) sum[r] = shl<8>(sum[r]);
+  for (int r = 0; r < R; ++r) sum[r] = add(sum[r], shl<8>(part[r]));
 }
 
 // Sums over the quads from..to of (weight - offset) * activation for up to 4 rows. A row alone
@@ -277,18 +281,14 @@ template <class T, int R, Form FORM>
 OCTAVO_INLINE void integer_part(const Block& x, int from, int to, const int8_t* q,
                                 const int8_t* high, const uint8_t* wide, const int32_t* n, I* sum) {
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) sum[r] = zero_i();
+  for (int r = 0; r < R; ++r) sum[r] = T::kOffset != NONE ? set1(n[r]) : zero_i();
   if constexpr (FORM == PAIR) {
     // By twos: of more rows together more quads would be wide.
 #pragma GCC unroll 2
     for (int r = 0; r + 2 <= R; r += 2)
-      high_part<T, 2>(x, from, to, high + r * 32, wide + r, sum + r);
+      add_high_part<T, 2>(x, from, to, high + r * 32, wide + r, sum + r);
     if constexpr (R % 2 != 0)
-      high_part<T, 1>(x, from, to, high + (R - 1) * 32, wide + R - 1, sum + R - 1);
-  }
-  if constexpr (T::kOffset != NONE) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) sum[r] = add(sum[r], set1(n[r]));
+      add_high_part<T, 1>(x, from, to, high + (R - 1) * 32, wide + R - 1, sum + R - 1);
   }
   if constexpr (R == 1) {
     I more = zero_i();
@@ -813,135 +813,7 @@ void linear(const PackedWeight& w, int64_t panel0, int64_t panel1, const Acts& a
   }
 }
 
-// ---- preparing a row ----------------------------------------------------------------------------
-
-// How far above the body of its block a quad's largest magnitude must be to be kept in two bytes.
-// The body: of quads i and i + 4 the smaller, and the largest of these four; so one outlier does not
-// move it, nor several that are not four quads apart. Of SmolLM2's products 2.5 repeats 8 % for the
-// high bytes and 3 repeats 6 %; KL from fp32 on 1,024 tokens 3.2e-4 and 3.7e-4 (single bytes 3.3e-3).
-constexpr float OUTLIER = 2.5f;
-
-struct Scale {
-  float inverse, d;
-};
-
-// The least d of four significant bits (see Levels) such that `most` is at most the integer
-// `steps`. Scales and their products with a weight's stay within a float's normal numbers: a block
-// below 2^-84 is zero, and d then 1.
-OCTAVO_INLINE Scale scale_of(float most, float steps) {
-  constexpr float inverse[8] = {1.0f,         8.0f / 9.0f,  8.0f / 10.0f, 8.0f / 11.0f,
-                                8.0f / 12.0f, 8.0f / 13.0f, 8.0f / 14.0f, 8.0f / 15.0f};
-  if (most < 5.1698788e-26f) return {0.0f, 1.0f};
-  const uint32_t d = (__builtin_bit_cast(uint32_t, most * (1.0f / steps)) + 0xfffff) & 0xfff00000;
-  const uint32_t power = (d & 0x7f800000) - (127u << 23);
-  const uint32_t inverted = __builtin_bit_cast(uint32_t, inverse[d >> 20 & 7]) - power;
-  return {__builtin_bit_cast(float, inverted), __builtin_bit_cast(float, d)};
-}
-
-// Bits 0, 4, 8 and 12 as bits 0..3.
-OCTAVO_INLINE uint32_t quad_bits(M m) { return (bits(m) & 0x1111u) * 0x1248u >> 12 & 15u; }
-
-OCTAVO_INLINE float largest(I quads) {
-  return __builtin_bit_cast(float, first(max_across(quads)));
-}
-
-// The scale of a block with outliers and which of its quads are wide; top0 and top1 are the largest
-// magnitudes of each lane's quad, as integers. No branch depends on the values: it would often be
-// guessed wrong.
-OCTAVO_INLINE Scale mixed_scale(I top0, I top1, float amax, uint32_t* wide) {
-  const F limit = set1(OUTLIER * largest(min(top0, top1)));
-  const M out0 = gt(bitcast_f(top0), limit), out1 = gt(bitcast_f(top1), limit);
-  *wide = quad_bits(out0) | quad_bits(out1) << 4;
-  const float body = largest(max(select(out0, zero_i(), top0), select(out1, zero_i(), top1)));
-  return 256.0f * body >= amax ? scale_of(body, 127.0f) : scale_of(amax, 32512.0f);
-}
-
-// x[0..31] to integers of one scale by round to nearest. Magnitudes compare as integers, so that NaN
-// counts as the largest; with a NaN or something beyond 2^100 in the block d is NaN and the quants
-// are zero.
-OCTAVO_INLINE void quantise_block(const Acts& a, int64_t group, int64_t b, int64_t r, F x0, F x1) {
-  const I magnitude = set1(int32_t{0x7fffffff});
-  const I top0 = max_quads(and_(bitcast_i(x0), magnitude));
-  const I top1 = max_quads(and_(bitcast_i(x1), magnitude));
-  const float amax = largest(max(top0, top1));
-  const bool pair = a.needs & ACT_PAIR;
-  uint32_t wide = 0;
-  Scale scale;
-  if (a.needs & ACT_WIDE) {
-    wide = 255;
-    scale = scale_of(amax, 32512.0f);
-  } else if (pair) {
-    scale = mixed_scale(top0, top1, amax, &wide);
-  } else {
-    scale = scale_of(amax, 127.0f);
-  }
-  if (__builtin_expect(__builtin_bit_cast(int32_t, amax) > 0x71800000, 0)) {
-    x0 = x1 = zero_f();
-    scale = {0.0f, __builtin_nanf("")};
-  }
-  const int64_t at = (group * a.blocks + b) * a.group + r;
-  const I q0 = to_i32(mul(x0, set1(scale.inverse))), q1 = to_i32(mul(x1, set1(scale.inverse)));
-  Sums halves;
-  if (pair) {
-    int8_t* q = a.q + ((group * a.blocks + b) * 2 * a.group + r) * 32;
-    halves = store_i16_split(q, q + a.group * 32, q0, q1);
-    a.wide[at] = static_cast<uint8_t>(wide);
-  } else {
-    halves = store_i8_sums(a.q + at * 32, q0, q1);
-  }
-  const int32_t sum = halves.first + halves.second;
-  const float d = scale.d;
-  a.d[at] = d;
-  if (a.s != nullptr) a.s[at] = d * static_cast<float>(sum);
-  if (a.n8 != nullptr) a.n8[at] = -8 * sum;
-  if (a.n16 != nullptr) a.n16[at] = -16 * sum;
-  if (a.n128 != nullptr) a.n128[at] = -128 * sum;
-  if (a.n32 != nullptr) {
-    int32_t* n = a.n32 + (group * a.blocks + b) * 2 * a.group + r;
-    n[0] = -32 * halves.first;
-    n[a.group] = -32 * halves.second;
-  }
-}
-
-OCTAVO_INLINE void round_block(const Acts& a, int64_t group, int64_t b, int64_t r, F x0, F x1) {
-  const int64_t at = (group * a.blocks + b) * a.group + r;
-  uint16_t* h = a.h + at * 32;
-  store_bf16(h, x0);
-  store_bf16(h + 16, x1);
-  if (!(a.needs & (ACT_S | ACT_S16)) || (a.needs & ACT_A8)) return;
-  const float first = hsum(load_bf16(h)), second = hsum(load_bf16(h + 16));
-  if (a.s != nullptr) a.s[at] = first + second;
-  if (a.s16 != nullptr) {
-    float* s = a.s16 + (group * a.blocks + b) * 2 * a.group + r;
-    s[0] = first;
-    s[a.group] = second;
-  }
-}
-
-void prepare_blocks(const Acts& a, int64_t row, int64_t b0, int64_t b1, const float* x) {
-  const int64_t group = row / a.group, r = row % a.group;
-  if (b1 * 32 >= a.k) b1 = a.blocks;
-  for (int64_t b = b0; b < b1; ++b, x += 32) {
-    const int64_t left = a.k - b * 32;
-    F x0, x1;
-    if (left >= 32) {
-      x0 = load(x);
-      x1 = load(x + 16);
-    } else {
-      x0 = left <= 0 ? zero_f() : load_n(x, left < 16 ? left : 16);
-      x1 = left <= 16 ? zero_f() : load_n(x + 16, left - 16);
-    }
-    if (a.needs & ACT_A8) quantise_block(a, group, b, r, x0, x1);
-    if (a.needs & ACT_BF16) round_block(a, group, b, r, x0, x1);
-    if (a.needs & ACT_F32) {
-      const int64_t at = ((group * a.blocks + b) * a.group + r) * 32;
-      store(a.f + at, x0);
-      store(a.f + at + 16, x1);
-    }
-  }
-}
-
-void prepare(const Acts& a, int64_t row, const float* x) { prepare_blocks(a, row, 0, a.blocks, x); }
+// ---- rows of an embedding -----------------------------------------------------------------------
 
 void embed_row(const PackedWeight& w, int64_t id, float scale, float* out) {
   alignas(64) float block[512];
@@ -955,7 +827,7 @@ void embed_row(const PackedWeight& w, int64_t id, float scale, float* out) {
   }
 }
 
-constexpr LinearTable LINEAR = {linear_needs, prepare, prepare_blocks, linear, embed_row};
+constexpr LinearTable LINEAR = {linear_needs, prepare, linear, embed_row};
 
 }  // namespace
 }  // namespace octavo

@@ -186,17 +186,38 @@ OCTAVO_INLINE float hmin(F x) {
   q = _mm_min_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_min_ss(q, _mm_movehdup_ps(q)));
 }
-OCTAVO_INLINE __m256i max_quads256(__m256i x) {
-  x = _mm256_max_epi32(x, _mm256_shuffle_epi32(x, 0x4e));
-  return _mm256_max_epi32(x, _mm256_shuffle_epi32(x, 0xb1));
+OCTAVO_INLINE __m256i low_lanes(__m256i a, __m256i b) {
+  return _mm256_permute2x128_si256(a, b, 0x20);
 }
-OCTAVO_INLINE I max_quads(I x) { return {max_quads256(x.a), max_quads256(x.b)}; }
-OCTAVO_INLINE I max_across(I x) {
-  const __m256i h = _mm256_max_epi32(x.a, x.b);
-  const __m256i all = _mm256_max_epi32(h, _mm256_permute2x128_si256(h, h, 1));
-  return {all, all};
+OCTAVO_INLINE __m256i high_lanes(__m256i a, __m256i b) {
+  return _mm256_permute2x128_si256(a, b, 0x31);
 }
-OCTAVO_INLINE int32_t first(I x) { return _mm_cvtsi128_si32(_mm256_castsi256_si128(x.a)); }
+template <class Op>
+OCTAVO_INLINE __m256i fold_four(__m256i a, __m256i b, __m256i c, __m256i d, Op op) {
+  const __m256i x = op(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+  const __m256i y = op(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+  return op(_mm256_unpacklo_epi64(x, y), _mm256_unpackhi_epi64(x, y));
+}
+template <class Op>
+OCTAVO_INLINE void fold_quads(const I* v, I* out, Op op) {
+  __m256i a[4], b[4];
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) {
+    const I* r = v + 4 * k;
+    a[k] = fold_four(r[0].a, r[1].a, r[2].a, r[3].a, op);
+    b[k] = fold_four(r[0].b, r[1].b, r[2].b, r[3].b, op);
+  }
+  out[0] = {low_lanes(a[0], a[1]), low_lanes(a[2], a[3])};
+  out[1] = {high_lanes(a[0], a[1]), high_lanes(a[2], a[3])};
+  out[2] = {low_lanes(b[0], b[1]), low_lanes(b[2], b[3])};
+  out[3] = {high_lanes(b[0], b[1]), high_lanes(b[2], b[3])};
+}
+OCTAVO_INLINE void quad_max(const I* v, I* out) {
+  fold_quads(v, out, [](__m256i a, __m256i b) { return _mm256_max_epi32(a, b); });
+}
+OCTAVO_INLINE void quad_sum(const I* v, I* out) {
+  fold_quads(v, out, [](__m256i a, __m256i b) { return _mm256_add_epi32(a, b); });
+}
 OCTAVO_INLINE int32_t hsum(I x) {
   __m256i h = _mm256_add_epi32(x.a, x.b);
   __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
@@ -255,24 +276,16 @@ OCTAVO_INLINE void store_i8(int8_t* p, I x) {
                    _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
 }
 
-struct Sums { int32_t first, second; };
-// Bytes made unsigned, so that the sums of absolute differences from 0 are plain sums.
-OCTAVO_INLINE Sums store_i8_sums(int8_t* p, I x, I y) {
+OCTAVO_INLINE I store_i8(int8_t* p, I x, I y) {
   const __m256i w = _mm256_packs_epi16(_mm256_packs_epi32(x.a, x.b), _mm256_packs_epi32(y.a, y.b));
-  const __m256i q = _mm256_permutevar8x32_epi32(w, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-  store256(p, q);
-  const __m256i s = _mm256_sad_epu8(_mm256_xor_si256(q, _mm256_set1_epi8(-128)),
-                                    _mm256_setzero_si256());
-  const __m128i a = _mm256_castsi256_si128(s), b = _mm256_extracti128_si256(s, 1);
-  const __m128i t = _mm_add_epi32(_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b));
-  return {_mm_cvtsi128_si32(t) - 2048, _mm_extract_epi32(t, 2) - 2048};
+  store256(p, _mm256_permutevar8x32_epi32(w, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+  return {_mm256_add_epi32(x.a, x.b), _mm256_add_epi32(y.a, y.b)};
 }
-
-OCTAVO_INLINE Sums store_i16_split(int8_t* low, int8_t* high, I x, I y) {
+OCTAVO_INLINE I store_i16_split(int8_t* low, int8_t* high, I x, I y) {
   const I half = set1(int32_t{128}), hx = shr<8>(add(x, half)), hy = shr<8>(add(y, half));
-  store_i8_sums(high, hx, hy);
-  store_i8_sums(low, sub(x, shl<8>(hx)), sub(y, shl<8>(hy)));
-  return {hsum(x), hsum(y)};
+  store_i8(high, hx, hy);
+  store_i8(low, sub(x, shl<8>(hx)), sub(y, shl<8>(hy)));
+  return {_mm256_add_epi32(x.a, x.b), _mm256_add_epi32(y.a, y.b)};
 }
 
 // 2^(n/2) twice: one factor alone would leave the range of exponents before the product does.

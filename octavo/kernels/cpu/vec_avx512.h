@@ -10,9 +10,8 @@
 //   add sub mul min max and_ or_ xor_ shl<n> shr<n> (signed) shru<n>        I (mul: low 32 bits)
 //     min(a, b) = a < b ? a : b, max(a, b) = a > b ? a : b: if either is NaN the result is b
 //   hsum hmax hmin (F), hsum (I)        one fixed tree: 16 -> 8 (i, i+8) -> 4 -> 2 -> 1
-//   max_quads(I)                        in each lane the largest of its four (4i..4i+3)
-//   max_across(I)                       in each lane the largest of lanes i, i+4, i+8 and i+12
-//   first(I)                            lane 0
+//   quad_max(v, out) quad_sum(v, out)   of I v[16]: lane r of out[q], q < 4, is the largest, or the
+//                                       sum, of lanes 4q..4q+3 of v[r]
 //   lt le gt ge eq ne (F), lt gt eq (I) M; NaN compares false, ne true
 //   and_ or_ not_ first_n(n) bits(m) any(m) all(m)       bits: lane i is bit i
 //   select(m, a, b) = m ? a : b         F, I
@@ -22,9 +21,10 @@
 //   load_f16(p) load_bf16(p)            16 halves -> F;  load_f16_n, load_bf16_n: first n
 //   store_bf16(p, F)  store_bf16_n(p, F, n)   round to nearest even, NaN stays NaN
 //   load_i8(p) load_u8(p) -> I          store_i8(p, I) saturates
-//   store_i8_sums(p, I a, I b)          both, saturated, to p[0..31]; {first, second}: their sums
-//   store_i16_split(low, high, I a, I b)  numbers in [-32640, 32639] as 256 * high + low, 32 bytes
-//                                       each; {first, second}: their sums
+//   store_i8(p, I a, I b) -> I          both, in [-128, 127], to p[0..31]; the lanes of the result's
+//                                       first half add up to the sum of a, of its second half to b's
+//   store_i16_split(low, high, I a, I b) -> I  numbers in [-32640, 32639] as 256 * high + low, 32
+//                                       bytes each; the result likewise
 //   exp_(F)                             relative error <= 2e-7; exp(-inf) = 0, exp(NaN) = NaN
 //   exp2_(F)                            2^x for x < 128, likewise
 //   dot_u8s8(I acc, B w, quad)          lane i: acc + sum over j<4 of u8 w[4i+j] * s8 quad[j],
@@ -165,15 +165,33 @@ OCTAVO_INLINE float hmin(F a) {
   q = _mm_min_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_min_ss(q, _mm_movehdup_ps(q)));
 }
-OCTAVO_INLINE I max_quads(I a) {
-  const I b = max(a, I{_mm512_shuffle_epi32(a.v, _MM_PERM_BADC)});
-  return max(b, I{_mm512_shuffle_epi32(b.v, _MM_PERM_CDAB)});
+// Four rows become one vector of quads' results, lane by lane of 128 bits; then those lanes are
+// transposed.
+template <class Op>
+OCTAVO_INLINE void fold_quads(const I* v, I* out, Op op) {
+  __m512i g[4];
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) {
+    const __m512i a = v[4 * k].v, b = v[4 * k + 1].v, c = v[4 * k + 2].v, d = v[4 * k + 3].v;
+    const __m512i x = op(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    const __m512i y = op(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    g[k] = op(_mm512_unpacklo_epi64(x, y), _mm512_unpackhi_epi64(x, y));
+  }
+  const __m512i p = _mm512_shuffle_i32x4(g[0], g[1], 0x44);
+  const __m512i q = _mm512_shuffle_i32x4(g[2], g[3], 0x44);
+  const __m512i r = _mm512_shuffle_i32x4(g[0], g[1], 0xee);
+  const __m512i s = _mm512_shuffle_i32x4(g[2], g[3], 0xee);
+  out[0] = {_mm512_shuffle_i32x4(p, q, 0x88)};
+  out[1] = {_mm512_shuffle_i32x4(p, q, 0xdd)};
+  out[2] = {_mm512_shuffle_i32x4(r, s, 0x88)};
+  out[3] = {_mm512_shuffle_i32x4(r, s, 0xdd)};
 }
-OCTAVO_INLINE I max_across(I a) {
-  const I b = max(a, I{_mm512_shuffle_i32x4(a.v, a.v, _MM_PERM_BADC)});
-  return max(b, I{_mm512_shuffle_i32x4(b.v, b.v, _MM_PERM_CDAB)});
+OCTAVO_INLINE void quad_max(const I* v, I* out) {
+  fold_quads(v, out, [](__m512i a, __m512i b) { return _mm512_max_epi32(a, b); });
 }
-OCTAVO_INLINE int32_t first(I a) { return _mm_cvtsi128_si32(_mm512_castsi512_si128(a.v)); }
+OCTAVO_INLINE void quad_sum(const I* v, I* out) {
+  fold_quads(v, out, [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); });
+}
 OCTAVO_INLINE int32_t hsum(I a) {
   __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(a.v), _mm512_extracti64x4_epi64(a.v, 1));
   __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
@@ -212,33 +230,23 @@ OCTAVO_INLINE void store_i8(int8_t* p, I a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a.v));
 }
 
-struct Sums { int32_t first, second; };
-// Bytes made unsigned, so that the sums of absolute differences from 0 are plain sums.
-OCTAVO_INLINE Sums sums_i8(__m256i q) {
-  const __m256i x = _mm256_xor_si256(q, _mm256_set1_epi8(-128));
-  const __m256i s = _mm256_sad_epu8(x, _mm256_setzero_si256());
-  const __m128i a = _mm256_castsi256_si128(s), b = _mm256_extracti128_si256(s, 1);
-  const __m128i t = _mm_add_epi32(_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b));
-  return {_mm_cvtsi128_si32(t) - 2048, _mm_extract_epi32(t, 2) - 2048};
+OCTAVO_INLINE __m512i both_i16(I a, I b) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a.v)),
+                            _mm512_cvtepi32_epi16(b.v), 1);
 }
-OCTAVO_INLINE Sums store_i8_sums(int8_t* p, I a, I b) {
-  const __m256i q = _mm256_set_m128i(_mm512_cvtsepi32_epi8(b.v), _mm512_cvtsepi32_epi8(a.v));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), q);
-  return sums_i8(q);
+OCTAVO_INLINE void store_low_bytes(int8_t* p, __m512i words) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi16_epi8(words));
 }
-
-OCTAVO_INLINE Sums store_i16_split(int8_t* low, int8_t* high, I a, I b) {
-  const __m512i v = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a.v)),
-                                       _mm512_cvtepi32_epi16(b.v), 1);
-  const __m512i h = _mm512_srai_epi16(_mm512_add_epi16(v, _mm512_set1_epi16(128)), 8);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_cvtepi16_epi8(v));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_cvtepi16_epi8(h));
-  const __m512i two = _mm512_madd_epi16(v, _mm512_set1_epi16(1));
-  const __m256i p = _mm512_castsi512_si256(two), q = _mm512_extracti64x4_epi64(two, 1);
-  const __m256i s = _mm256_add_epi32(_mm256_unpacklo_epi32(p, q), _mm256_unpackhi_epi32(p, q));
-  const __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
-  return {_mm_cvtsi128_si32(t) + _mm_extract_epi32(t, 2),
-          _mm_extract_epi32(t, 1) + _mm_extract_epi32(t, 3)};
+OCTAVO_INLINE I store_i8(int8_t* p, I a, I b) {
+  const __m512i v = both_i16(a, b);
+  store_low_bytes(p, v);
+  return {_mm512_madd_epi16(v, _mm512_set1_epi16(1))};
+}
+OCTAVO_INLINE I store_i16_split(int8_t* low, int8_t* high, I a, I b) {
+  const __m512i v = both_i16(a, b);
+  store_low_bytes(low, v);
+  store_low_bytes(high, _mm512_srai_epi16(_mm512_add_epi16(v, _mm512_set1_epi16(128)), 8));
+  return {_mm512_madd_epi16(v, _mm512_set1_epi16(1))};
 }
 
 // exp(x) = 2^n * p(r), r = x - n ln 2 in two steps, p of degree 5 with p(0) = 1.

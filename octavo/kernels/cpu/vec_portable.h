@@ -194,18 +194,22 @@ template <class V, class Fn> OCTAVO_INLINE auto fold(Four<V> x, Fn f) {
 OCTAVO_INLINE float hsum(F x) { return fold(x, [](F4 a, F4 b) { return a + b; }); }
 OCTAVO_INLINE float hmax(F x) { return fold(x, [](F4 a, F4 b) { return a > b ? a : b; }); }
 OCTAVO_INLINE float hmin(F x) { return fold(x, [](F4 a, F4 b) { return a < b ? a : b; }); }
-OCTAVO_INLINE I max_quads(I x) {
-  return map<I>(x, [](I4 a) {
-    const I4 b = {a[2], a[3], a[0], a[1]}, c = a > b ? a : b;
-    const I4 d = {c[1], c[0], c[3], c[2]};
-    return c > d ? c : d;
-  });
+template <class Op>
+OCTAVO_INLINE void fold_quads(const I* v, I* out, Op op) {
+  int32_t folded[4][16];
+  for (int r = 0; r < 16; ++r) {
+    const I4 quads[4] = {v[r].q0, v[r].q1, v[r].q2, v[r].q3};
+    for (int q = 0; q < 4; ++q)
+      folded[q][r] = op(op(quads[q][0], quads[q][1]), op(quads[q][2], quads[q][3]));
+  }
+  for (int q = 0; q < 4; ++q) out[q] = load(folded[q]);
 }
-OCTAVO_INLINE I max_across(I x) {
-  const I4 a = x.q0 > x.q1 ? x.q0 : x.q1, b = x.q2 > x.q3 ? x.q2 : x.q3, c = a > b ? a : b;
-  return {{c, c, c, c}};
+OCTAVO_INLINE void quad_max(const I* v, I* out) {
+  fold_quads(v, out, [](int32_t a, int32_t b) { return a > b ? a : b; });
 }
-OCTAVO_INLINE int32_t first(I x) { return x.q0[0]; }
+OCTAVO_INLINE void quad_sum(const I* v, I* out) {
+  fold_quads(v, out, [](int32_t a, int32_t b) { return a + b; });
+}
 OCTAVO_INLINE int32_t hsum(I x) {
   return fold(x, [](I4 a, I4 b) { return (I4)((U4)a + (U4)b); });
 }
@@ -266,25 +270,19 @@ OCTAVO_INLINE void store_i8(int8_t* p, I x) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(t[i]);
 }
 
-struct Sums { int32_t first, second; };
-OCTAVO_INLINE Sums store_i8_sums(int8_t* p, I x, I y) {
+OCTAVO_INLINE I halves_sums(I x, I y) {
+  return {{x.q0 + x.q1, x.q2 + x.q3, y.q0 + y.q1, y.q2 + y.q3}};
+}
+OCTAVO_INLINE I store_i8(int8_t* p, I x, I y) {
   store_i8(p, x);
   store_i8(p + 16, y);
-  Sums s = {0, 0};
-  for (int i = 0; i < 16; ++i) {
-    s.first += p[i];
-    s.second += p[i + 16];
-  }
-  return s;
+  return halves_sums(x, y);
 }
-
-OCTAVO_INLINE Sums store_i16_split(int8_t* low, int8_t* high, I x, I y) {
+OCTAVO_INLINE I store_i16_split(int8_t* low, int8_t* high, I x, I y) {
   const I half = set1(int32_t{128}), hx = shr<8>(add(x, half)), hy = shr<8>(add(y, half));
-  store_i8(high, hx);
-  store_i8(high + 16, hy);
-  store_i8(low, sub(x, shl<8>(hx)));
-  store_i8(low + 16, sub(y, shl<8>(hy)));
-  return {hsum(x), hsum(y)};
+  store_i8(high, hx, hy);
+  store_i8(low, sub(x, shl<8>(hx)), sub(y, shl<8>(hy)));
+  return halves_sums(x, y);
 }
 
 // 2^(n/2) twice: one factor alone would leave the range of exponents before the product does.
