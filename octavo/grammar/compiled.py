@@ -20,6 +20,8 @@ from octavo.grammar.worker import LIMITS
 from octavo.text import Tokenizer
 
 MAX_CHARS = 256 * 1024  # of a grammar
+REFUSED = "Unimplemented keys"  # llguidance's words for what a schema says and it cannot keep
+LENIENT = '; with "strict": false these are ignored'
 KEPT = 64  # compiled grammars
 KEPT_CHARS = 1 << 20
 
@@ -122,7 +124,11 @@ class Grammars:
             if found is None:
                 raise Missing(key)
         if isinstance(found, InvalidRequest):
-            raise InvalidRequest(f"{param}: {found}", param)
+            # `structured_outputs` is vLLM's, and has no such field.
+            hint = (
+                LENIENT if str(found).startswith(REFUSED) and param != "structured_outputs" else ""
+            )
+            raise InvalidRequest(f"{param}: {found}{hint}", param)
         matcher = found
         return lambda: matcher.deep_copy()
 

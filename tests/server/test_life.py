@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 from octavo.config import ServerConfig
 from octavo.errors import InvalidRequest
+from octavo.server import logs
 from octavo.server.serve import bind
 from tests.server.fakes import FakeExecutor
 from tests.server.house import House, chat, completion, events, outside
@@ -59,6 +61,24 @@ def test_a_client_that_leaves_frees_its_blocks(stream: bool) -> None:
         assert time.monotonic() - start < 1.0
         assert house.app.service.occupancy.live == 0
         assert house.engine.snapshot()["aborted"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_line_of_a_client_that_left_says_how_far_it_came(stream: bool) -> None:
+    out = io.StringIO()
+    with (
+        logs.written("json", "info", out),
+        outside(House(FakeExecutor(seconds=0.003), port=0)) as house,
+    ):
+        client = raw(house, chat(stream=stream, **LONG))
+        assert wait_for(lambda: house.engine.snapshot()["output_tokens"] > 5)
+        client.close()
+        assert house.idle()
+    line = json.loads(out.getvalue().splitlines()[0])
+    assert (line["status"], line["outcome"]) == (200 if stream else 499, "abort")
+    assert line["output_tokens"] > 1
+    assert line["total_ms"] >= line["ttft_ms"] >= line["queue_ms"] >= 0
+    assert line["tpot_ms"] > 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
