@@ -25,7 +25,7 @@ PIECE = 256  # blocks that are compared at once
 ROOT, UNREADABLE = -1, -2  # of a block: it begins a prefix; it holds none
 COUNTED = (
     "steps output_tokens computed_tokens recomputed_tokens prompt_tokens cached_tokens requests "
-    "refused preemptions drafted_tokens accepted_tokens aborted failed busy_seconds"
+    "refused preemptions drafted_tokens accepted_tokens added aborted failed busy_seconds"
 ).split()
 
 Floor = Callable[[Observation], float]  # the least seconds that a step could take

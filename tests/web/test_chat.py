@@ -240,4 +240,13 @@ def test_a_refusal_is_said_in_the_servers_words(visit: Visit) -> None:
         say(page, "y" * 4000)  # more than the context holds
         page.wait("!!document.querySelector('.answer .trouble')")
         assert "do not fit the context of 2048" in page.text(".answer .trouble")
+        page.wait(
+            "(({bottom, top}) => top > 0 && bottom <= document.querySelector('.composer')"
+            ".getBoundingClientRect().top)(document.querySelector('.trouble')"
+            ".getBoundingClientRect())"
+        )
+        # The same again would be refused again.
+        assert "regenerate" not in page.text(".answer .meta")
+        page.click(".answer .meta button")
+        page.wait("document.querySelector('.composer textarea').value.startsWith('yyy')")
         page.errors.clear()  # the network's own line about the 400

@@ -279,7 +279,7 @@ export class Engine {
       waiting: this.waiting,
       held: this.held,
       hit: prompt > 0 ? since("cached_tokens") / prompt : null,
-      asked: since("requests") / seconds,
+      asked: since("added") / seconds,
     });
     if (this.samples.length > SAMPLES) this.samples.shift();
     this.base = { at: this.now, counters: this.counters };

@@ -17,6 +17,7 @@ export interface Reply {
   calls: Call[];
   finish: string | null; // OpenAI's, or "stopped", or "failed"
   error: string;
+  hopeless?: boolean; // refused for what was asked: the same again would be refused again
   prompt: number;
   written: number;
   cached: number;
@@ -191,7 +192,8 @@ export function regenerate(): void {
   const one = conversation.value;
   if (!one || streaming.value) return;
   const at = one.turns.findLastIndex((turn) => turn.role === "assistant");
-  if (at < 0) return;
+  const last = one.turns[at];
+  if (last?.role !== "assistant" || last.replies[last.pick]!.hopeless) return;
   one.turns.length = at + 1;
   void answer(one, at);
 }
@@ -306,6 +308,7 @@ async function answer(one: Conversation, at = one.turns.length): Promise<void> {
     else {
       reply.finish = "failed";
       reply.error = said(error);
+      reply.hopeless = error instanceof Refusal && error.status === 400;
     }
   } finally {
     cancelAnimationFrame(frame);

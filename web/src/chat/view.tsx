@@ -35,7 +35,8 @@ function Meta({ reply, turn, last }: { reply: Reply; turn: Turn & { role: "assis
           <button class="plain" aria-label="The next answer" disabled={turn.pick === turn.replies.length - 1 || busy} onClick={() => pick(turn, turn.pick + 1)}>›</button>
         </span>
       )}
-      {!busy && last && <button class="plain" onClick={regenerate} title="Another answer (r)">regenerate</button>}
+      {!busy && last && !reply.hopeless && <button class="plain" onClick={regenerate} title="Another answer (r)">regenerate</button>}
+      {!busy && last && reply.hopeless && <button class="plain" onClick={takeBack} title="Ask differently">edit the question</button>}
       {!busy && reply.text && <button class="plain" onClick={copy}>{copied ? "copied" : "copy"}</button>}
       {!busy && (tokens.get(reply.id)?.length ?? 0) > 0 && (
         <button class="plain" aria-pressed={doubts.value} onClick={() => (doubts.value = !doubts.value)} title="Underline what the model was unsure of">doubts</button>
@@ -81,6 +82,17 @@ function CallCard({ call, result, ready }: { call: Call; result: string | null; 
   );
 }
 
+/** An error is in view when it comes, however long the question above it is. */
+function Trouble({ text }: { text: string }): JSX.Element {
+  const own = useRef<HTMLParagraphElement>(null);
+  useEffect(() => own.current!.scrollIntoView({ block: "nearest" }), [text]);
+  return (
+    <p class="trouble" role="alert" ref={own}>
+      {text}
+    </p>
+  );
+}
+
 function Answer({ turn, last, results }: { turn: Turn & { role: "assistant" }; last: boolean; results: Map<string, string> }): JSX.Element {
   const reply = turn.replies[turn.pick]!;
   const busy = streaming.value === reply;
@@ -101,11 +113,7 @@ function Answer({ turn, last, results }: { turn: Turn & { role: "assistant" }; l
         <CallCard key={call.id} call={call} result={results.get(call.id) ?? null} ready={!busy && last} />
       ))}
       {busy && !reply.text && !reply.reasoning && <span class="pulse" role="status" aria-label="Waiting for the first token" />}
-      {reply.error && (
-        <p class="trouble" role="alert">
-          {reply.error}
-        </p>
-      )}
+      {reply.error && <Trouble text={reply.error} />}
       <Meta reply={reply} turn={turn} last={last} />
     </article>
   );

@@ -95,9 +95,11 @@ const CURVES = {
   tpot: latest("tpot", "write"),
 };
 
-/** What went wrong since the server started. */
+/** What went wrong since the server started; answers are counted, of which a request may want several. */
 function troubles(): string {
-  const said = ["refused", "failed", "aborted"].filter((name) => engine.counters[name]).map((name) => `${count(engine.counters[name]!)} ${name}`);
+  const said = ["failed", "aborted"].filter((name) => engine.counters[name]).map((name) => `${count(engine.counters[name]!)} ${name}`);
+  const refused = engine.counters["refused"];
+  if (refused) said.push(`${count(refused)} refused before`);
   return said.join(", ") || "all well";
 }
 
@@ -127,7 +129,7 @@ export function Vitals(): JSX.Element {
       <Cell name="Memory held" value={share(held, about?.num_blocks ?? 0)} draw={CURVES.held}
         note={about ? `${count(held)} of ${count(about.num_blocks)} blocks` : ""} />
       <Cell name="Prompts cached" value={share(engine.counters["cached_tokens"] ?? 0, prompts)} draw={CURVES.hit} note={`of ${count(prompts)} tokens`} />
-      <Cell name="Requests" value={count(engine.counters["requests"] ?? 0)} draw={CURVES.asked} note={troubles()} />
+      <Cell name="Answers" value={count(engine.counters["added"] ?? 0)} unit="begun" draw={CURVES.asked} note={troubles()} />
     </dl>
   );
 }
