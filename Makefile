@@ -74,7 +74,9 @@ $(VENV)/.core: $(BIN)/python $(SOURCES)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	@echo "Installing what the tests compare against (torch, transformers)"
+	@echo "Installing what the tests compare against (torch, transformers): minutes, some of it in silence."
+	@echo "PyPI's torch for Linux brings CUDA, gigabytes; the CPU's makes it some 300 MB in all:"
+	@echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test"
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@
 

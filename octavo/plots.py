@@ -89,6 +89,7 @@ class Labels:
         self._wanted: list[tuple[str, tuple[float, float], str, float]] = []
         self._strokes: list[tuple[float, float]] = []
         self._boxes: list[tuple[float, float, float, float]] = []
+        self._sizes: dict[str, tuple[float, float]] = {}
 
     def put(self, text: str, at: tuple[float, float], colour: str, radius: float) -> None:
         """A label for the dot at `at` (in data) of so many points' radius."""
@@ -102,14 +103,20 @@ class Labels:
             (x + (to_x - x) * i / steps, y + (to_y - y) * i / steps) for i in range(steps + 1)
         ]
 
+    def block(self, artist: Any) -> None:
+        """What is drawn already (words, a legend), which no label shall stand on."""
+        points = artist.get_window_extent().get_points() * 72 / self._axes.figure.dpi
+        (left, low), (right, high) = points.tolist()
+        self._boxes.append((left, low, right, high))
+
     def place(self) -> None:
-        """Write them all."""
+        """Write them all, the largest first: it has the fewest places."""
         dots = [(*self._points(at), radius) for _, at, _, radius in self._wanted]
-        for text, at, colour, radius in self._wanted:
+        for text, at, colour, radius in sorted(self._wanted, key=lambda one: -len(one[0])):
             x, y = self._points(at)
             spots = [
                 (radius + ring, angle * math.pi / 8)
-                for ring in (4.0, 12.0, 22.0, 34.0, 48.0)
+                for ring in (4.0, 12.0, 22.0, 34.0, 48.0, 66.0, 90.0, 120.0)
                 for angle in (4, 12, 0, 8, 2, 6, 14, 10, 3, 5, 13, 11, 1, 7, 15, 9)
             ]
             boxes = [self._box(text, x, y, reach, angle) for reach, angle in spots]
@@ -133,12 +140,20 @@ class Labels:
         self, text: str, x: float, y: float, reach: float, angle: float
     ) -> tuple[float, float, float, float]:
         """The box of a text whose nearest edge is `reach` away in that direction."""
-        lines = text.split("\n")
-        wide = 0.29 * self._size * max(map(len, lines)) + 2
-        high = 0.6 * self._size * len(lines) + 1
+        wide, high = self._half(text)
         x += math.cos(angle) * (reach + wide)
         y += math.sin(angle) * (reach + high)
         return x - wide, y - high, x + wide, y + high
+
+    def _half(self, text: str) -> tuple[float, float]:
+        """Half of a text's width and height as it will be written, with a little air."""
+        if text not in self._sizes:
+            drawn = self._axes.text(0, 0, text, fontsize=self._size)
+            extent = drawn.get_window_extent()
+            drawn.remove()
+            scale = 72 / self._axes.figure.dpi / 2
+            self._sizes[text] = extent.width * scale + 2, extent.height * scale + 1
+        return self._sizes[text]
 
     def _cost(
         self,

@@ -38,6 +38,10 @@ def roofline(report: dict[str, Any], path: str | Path) -> None:
     for colour, case in zip(plots.COLOURS, shown, strict=False):
         _dots(axes, case, colour, labels)
         _naive(axes, case, colour, rates, labels)
+    legend = axes.legend(loc="lower right", fontsize=9.5)
+    for handle in legend.legend_handles:
+        handle.set_sizes([70])
+    labels.block(legend)
     labels.place()
     plots.round_ticks(axes.yaxis)
     plots.round_ticks(axes.xaxis)
@@ -50,8 +54,6 @@ def roofline(report: dict[str, Any], path: str | Path) -> None:
         "op of all layers, its size the share of the step's time",
         transform=axes.transAxes, color=plots.FAINT, fontsize=9,
     )  # fmt: skip
-    for handle in axes.legend(loc="lower right", fontsize=9.5).legend_handles:
-        handle.set_sizes([70])
     plots.save(drawing, path)
 
 
@@ -96,12 +98,12 @@ def _roofs(
         start = rates[key] / (rates["dram"] if key == "int8" and not rates["l3"] else fastest)
         height = rates[key] / 1e9
         axes.plot([start, high], [height] * 2, style, color=plots.INK, lw=1.4, zorder=1)
-        axes.annotate(
+        words = axes.annotate(
             f"{name} {height:.0f} Gop/s", (high, height), xytext=(-4, 5),
             textcoords="offset points", ha="right", fontsize=9, color=plots.INK,
         )  # fmt: skip
         labels.avoid((start, height), (high, height))
-        labels.avoid((high / 6, height * 1.1), (high, height * 1.1))
+        labels.block(words)
 
 
 def _dots(axes: Any, case: dict[str, Any], colour: str, labels: plots.Labels) -> None:

@@ -81,6 +81,11 @@ def conformance(
         click.echo(json.dumps(report.as_dict(url, found, findings)))
     else:
         report.show(findings, everything=verbose)
+        if not (only or skip or heavy):
+            left = sum(one.heavy for one in CHECKS.values())
+            click.echo(
+                f"{left} heavy checks, which fill the server for seconds, were left out: --heavy"
+            )
     sys.exit(1 if report.failures(findings) else 0)
 
 

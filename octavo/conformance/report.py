@@ -30,10 +30,15 @@ def summary(findings: Sequence[Finding]) -> str:
     """One line: how many of each verdict, failures by what demands the behaviour."""
     counts = Counter(finding.verdict for finding in findings)
     spec, practice = (len(failures(findings, basis)) for basis in ("spec", "practice"))
+    judged = counts[Verdict.PASS] + counts[Verdict.FAIL]
+    apart = (
+        (counts[Verdict.NOT_OFFERED], "not offered by this server or model"),
+        (counts[Verdict.UNCLEAR], "without an occasion to see"),
+    )
+    rest = "".join(f"; {count} more {what}" for count, what in apart if count)
     return (
-        f"{counts[Verdict.PASS]} of {len(findings)} pass; {spec} fail what the specification "
-        f"says, {practice} what clients rely on; {counts[Verdict.NOT_OFFERED]} not offered, "
-        f"{counts[Verdict.UNCLEAR]} unclear"
+        f"{counts[Verdict.PASS]} of {judged} pass, {spec} fail what the specification says, "
+        f"{practice} what clients rely on{rest}"
     )
 
 

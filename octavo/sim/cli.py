@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ SHAPES = Path(__file__).with_name("shapes.json")
 
 
 COUNT = click.IntRange(min=1)
+WIDTH = 100
 
 
 def _words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
@@ -589,7 +591,7 @@ Examples:
 @click.option("--price", multiple=True, metavar="NAME=DOLLARS", help="Your price of an hour.")
 @click.option("--mixed/--no-mixed", default=True, help="Try two kinds together.")
 @click.option(
-    "--seeds", default=3, type=COUNT, show_default=True, help="Samples of the trace to be sure on."
+    "--seeds", default=8, type=COUNT, show_default=True, help="Samples of the trace to be sure on."
 )
 @click.option(
     "--seed", default=0, show_default=True, help="Of what is drawn: trace, noise, samples."
@@ -627,12 +629,24 @@ def plan(trace: str, **flags: Any) -> None:
         click.secho(f"{title}: nothing of this is enough", fg="red")
     else:
         rich_table(title, *planning.table(found))
-        click.echo(
-            f"sure of: lower 95 % bound over {flags['seeds']} bootstrap samples of the trace. "
-            f"{found.simulations} simulations."
-        )
+        click.echo(_advice(found, flags["seeds"]))
     for name, why in found.impossible:
         click.echo(f"{name}: {why}")
+
+
+def _advice(found: Any, seeds: int) -> str:
+    """Which row to take, and what the columns mean."""
+    from octavo.sim.plan import NOISE
+
+    return textwrap.fill(
+        f"Take the first row, {found.best.name}: the cheapest with which {found.target:.0%} in "
+        "time is sure. attained: share in time on the trace itself; sure of: its lower 95 % "
+        f"bound over {seeds} bootstrap samples of the trace, with {NOISE:.0%} noise on every "
+        "step. busy: share of the time in which its replicas compute, which they do whenever "
+        "anybody is there: how near the edge a fleet is say its P99s beside the objectives. "
+        f"{found.simulations} simulations.",
+        WIDTH,
+    )
 
 
 def _kinds(flags: dict[str, Any]) -> tuple[list[Any], list[tuple[str, str]]]:

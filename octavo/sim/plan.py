@@ -78,7 +78,7 @@ class Planner:
         slo: Slo,
         *,
         target: float = 0.9,
-        seeds: int = 3,
+        seeds: int = 8,
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
         if not 0 < target <= 1:
@@ -156,9 +156,11 @@ class Planner:
                     high = middle
                 else:
                     low = middle
-            found = self._check((Group(a.spec, count), Group(b.spec, high)))
-            if found is not None:
-                self.result.candidates.append(found)
+            for number in range(high, most + 1):  # enough on the trace may not be sure on samples
+                found = self._check((Group(a.spec, count), Group(b.spec, number)))
+                if found is not None:
+                    self.result.candidates.append(found)
+                    break
 
     # ---- simulating ----
 

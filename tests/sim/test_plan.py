@@ -34,11 +34,12 @@ FAST, SLOW = spec("fast", 0.01, 0.0002, 5.0), spec("slow", 0.02, 0.0006, 1.5)
 LOAD = synthetic(9.0, 30.0, Sizes(300, 0.5), Sizes(12, 0.5), seed=9)
 
 
-def test_the_plan_is_the_cheapest_of_all_fleets_that_are_enough() -> None:
-    planner = Planner(LOAD, SLO, target=0.9)
+@pytest.mark.parametrize("seeds", [3, 8])
+def test_the_plan_is_the_cheapest_of_all_fleets_that_are_enough(seeds: int) -> None:
+    planner = Planner(LOAD, SLO, target=0.9, seeds=seeds)
     best = planner.plan([FAST, SLOW]).best
     assert best is not None
-    judge = Planner(LOAD, SLO, target=0.9)
+    judge = Planner(LOAD, SLO, target=0.9, seeds=seeds)
     prices = []
     for fast, slow in itertools.product(range(4), range(9)):
         groups = tuple(g for g in (Group(FAST, fast), Group(SLOW, slow)) if g.number)
