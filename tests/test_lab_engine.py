@@ -136,7 +136,7 @@ def test_the_conclusion_is_what_the_rows_show() -> None:
     assert "all policies stand at 0.50" in says  # ties are no winners
     assert "slo+admission refused nobody" in says
     assert "give up" not in says
-    assert "longer wait" not in says
+    assert "waiting longer" not in says
     assert "more was kept" in says
     says = scheduling._says(rows_of(fcfs=0.4, slo=0.7))
     assert "slo serves 70% in time, fcfs serves 40% in time" in says

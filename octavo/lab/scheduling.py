@@ -355,7 +355,7 @@ def _later(values: dict[str, Any]) -> str:
     """Who keeps more in time than the first policy, and lets some wait longer than it for that."""
     (first, base), *others = values["policies"].items()
     more = [
-        f"{policy} (P99 {one['ttft_p99_s']['median'] * 1e3:.0f} ms)"
+        f"{policy} {one['ttft_p99_s']['median'] * 1e3:.0f} ms"
         for policy, one in others
         if one["attainment"]["median"] > base["attainment"]["median"]
         and one["ttft_p99_s"]["median"] > 1.1 * base["ttft_p99_s"]["median"]
@@ -364,7 +364,8 @@ def _later(values: dict[str, Any]) -> str:
         return ""
     wait = f"{base['ttft_p99_s']['median'] * 1e3:.0f} ms"
     return (
-        f"More in time than {first}, with a longer wait of the last ones ({wait}): {listed(more)}."
+        f"More in time than {first}, the last waiting longer for it (P99 of TTFT, {first} {wait}): "
+        f"{listed(more)}."
     )
 
 

@@ -176,7 +176,7 @@ def row(outcome: Outcome, slo: Slo, name: str) -> dict[str, Any]:
         "ttft_s": outcome.ttft,
         "tpot_s": outcome.tpot,
         "e2e_s": outcome.e2e,
-        "met": met(slo, outcome),
+        "met": met(slo, outcome) if slo else None,
     }
 
 
