@@ -78,7 +78,7 @@ async def _visit(target: wire.Target, model: str, work: Workload, slo: Slo) -> d
         if seen.refused and seen.retry_after:
             await asyncio.sleep(max(0.0, seen.ended + seen.retry_after - loop.time()))
             due = loop.time()
-            message = _message(ask, target, item, work, "again")
+            message = _message(ask, target, item, work, "")  # what it had asked
             retried = load.outcome(item, due, await wire.exchange(dial, message, PATIENCE))
             again.append((due - start, retried))
 

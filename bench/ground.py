@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cached_property
-from heapq import heappop, heappush
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from octavo.config import EngineConfig
 from octavo.core.admission import Admission
 from octavo.core.batch import Batch
 from octavo.core.executor import Capacity
+from octavo.core.margin import Margin
 from octavo.core.policies import POLICIES
 from octavo.core.request import Request, Slo
 from octavo.core.scheduler import Scheduler
@@ -35,7 +35,7 @@ from octavo.sim.executor import Learned, SimulatedExecutor
 from octavo.sim.fleet import Fleet, Spec
 from octavo.sim.fleet import Run as SimRun
 from octavo.sim.report import met
-from octavo.sim.workload import Workload, read
+from octavo.sim.workload import Item, Workload, read
 
 SAMPLE = Path(__file__).parent / "data/azure_conv_sample.csv.gz"
 SCALE = 1 / 8  # of prompts and outputs: a small model on few cores
@@ -236,7 +236,7 @@ class Ground:
     def margin(self) -> float:
         """The factor on forecasts with which the latest gated run ended: a server's lives on."""
         ends = [cell["margin"][1] for cell in self.ledger.cells.values() if "margin" in cell]
-        return float(ends[-1]) if ends else 1.0
+        return float(ends[-1]) if ends else Margin().factor
 
     def play(self, who: Contestant, visits: list[Visit], anyway: int = 0) -> Cell:
         """Visits on a new scheduler, and all that is worth knowing about them."""
@@ -263,9 +263,10 @@ class Ground:
         return {
             **summary(visits, trial),
             "rows": rows_of(visits, wanted, trial, gate),
-            "retries": gate.retries,
             **({"margin": [before, margin.factor]} if who.gated else {}),
-            "gate_us": float(np.median(gate.took)) * 1e6 if gate.took else None,
+            "gate_us": [float(q) * 1e6 for q in np.percentile(gate.took, (50, 90, 99))]
+            if gate.took
+            else None,
             "step_error": {
                 "median": float(np.median(np.abs(errors))),
                 "mean": float(np.mean(np.abs(errors))),
@@ -308,7 +309,12 @@ class Ground:
 
     def simulate(self, fleet: Fleet, load: Workload) -> SimRun:
         slo = self.slo
-        return fleet.run(load, lambda _: {"slo": slo})
+
+        def wanted(item: Item) -> Cell:
+            tenant, priority = whose(item.id)
+            return {"slo": slo, "tenant": tenant, "priority": priority}
+
+        return fleet.run(load, wanted)
 
     def knee(self, who: Contestant, share: float, seeds: list[int], low: float = 1.0) -> float:
         """The highest rate at which so many are in time in the simulator, to 2 %."""
@@ -356,8 +362,8 @@ class Paced:
 
 
 class Gate:
-    """Admission as a server has it, in front of the scheduler; asks again for those it refused,
-    when it told them to (`retries`: [seconds told, whether they would be let in then])."""
+    """Admission as a server has it, in front of the scheduler. Who is refused does not come back:
+    `door` has clients that do. anyway: every so many-th that is refused is let in all the same."""
 
     def __init__(self, scheduler: Scheduler, active: bool, anyway: int) -> None:
         self._gate = Admission(scheduler) if active else None
@@ -365,15 +371,12 @@ class Gate:
         self.refused: dict[str, str] = {}
         self.forced: set[str] = set()
         self.forecast: dict[str, float] = {}
-        self.retries: list[list[float]] = []
         self.took: list[float] = []
-        self._again: list[tuple[float, int, float, Request]] = []
         self._watched, self._others = 0.0, Neighbours()
 
     def __call__(self, request: Request, now: float) -> Request | None:
         if self._gate is None:
             return request
-        self._ask_again(now)
         begun = time.perf_counter()
         try:
             admitted = self._gate.judge(request, now)
@@ -382,8 +385,6 @@ class Gate:
             return None
         except Overloaded as error:
             self.refused[request.id] = str(error)
-            wait = float(ceil(error.retry_after))
-            heappush(self._again, (now + wait, len(self.refused), wait, request))
             if self._anyway and len(self.refused) % self._anyway == 0:
                 self.forced.add(request.id)
                 return request
@@ -400,26 +401,24 @@ class Gate:
             if share > 3 * CROWDED:
                 raise OutOfTime(f"others take {share:.0%} of the machine")
             self._watched, self._others = done, Neighbours()
-        if self._again:
-            self._ask_again(time.monotonic())
-
-    def _ask_again(self, now: float) -> None:
-        assert self._gate is not None
-        while self._again and self._again[0][0] <= now:
-            _, _, wait, request = heappop(self._again)
-            try:
-                again = self._gate.judge(replace(request, id=f"{request.id}'", arrival=now), now)
-                self._gate.forget(again)
-                self.retries.append([wait, 1.0])
-            except (Overloaded, TooTight):
-                self.retries.append([wait, 0.0])
 
 
 # ---- figures ----
 
 
+def whose(name: str) -> tuple[str, int]:
+    """Tenant and priority of a request: drawn, for the policies that look at them. One tenant has
+    six requests in ten, one three, one the rest; priorities are 0, 1 and 2."""
+    draw = random.Random(f"whose {name}")
+    return draw.choices("abc", (6, 3, 1))[0], draw.randrange(3)
+
+
 def visits_of(load: Workload, slo: Slo, tenant: str = "") -> list[Visit]:
-    return [Visit(i.at, i.prompt, max(1, i.output), tenant, 0, slo) for i in load.items]
+    made = []
+    for i in load.items:
+        drawn, priority = whose(i.id)
+        made.append(Visit(i.at, i.prompt, max(1, i.output), tenant or drawn, priority, slo))
+    return made
 
 
 def run_queue_delay() -> float:
