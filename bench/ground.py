@@ -35,7 +35,7 @@ from octavo.sim.executor import Learned, SimulatedExecutor
 from octavo.sim.fleet import Fleet, Spec
 from octavo.sim.fleet import Run as SimRun
 from octavo.sim.report import met
-from octavo.sim.workload import Item, Workload, read
+from octavo.sim.workload import Workload, read
 
 SAMPLE = Path(__file__).parent / "data/azure_conv_sample.csv.gz"
 SCALE = 1 / 8  # of prompts and outputs: a small model on few cores
@@ -115,7 +115,7 @@ class Ground:
     def __init__(self, model: str, ledger: Ledger, seconds: float, budget: float) -> None:
         self.name, self.ledger, self.seconds = model, ledger, seconds
         self._end = time.monotonic() + budget
-        self.sample = read(SAMPLE).lengths(SCALE)
+        self.sample = owned(read(SAMPLE).lengths(SCALE))
         self._fitted: StepModel | None = None
 
     def say(self, text: str) -> None:
@@ -309,12 +309,7 @@ class Ground:
 
     def simulate(self, fleet: Fleet, load: Workload) -> SimRun:
         slo = self.slo
-
-        def wanted(item: Item) -> Cell:
-            tenant, priority = whose(item.id)
-            return {"slo": slo, "tenant": tenant, "priority": priority}
-
-        return fleet.run(load, wanted)
+        return fleet.run(load, lambda _: {"slo": slo})
 
     def knee(self, who: Contestant, share: float, seeds: list[int], low: float = 1.0) -> float:
         """The highest rate at which so many are in time in the simulator, to 2 %."""
@@ -406,19 +401,22 @@ class Gate:
 # ---- figures ----
 
 
-def whose(name: str) -> tuple[str, int]:
-    """Tenant and priority of a request: drawn, for the policies that look at them. One tenant has
-    six requests in ten, one three, one the rest; priorities are 0, 1 and 2."""
-    draw = random.Random(f"whose {name}")
-    return draw.choices("abc", (6, 3, 1))[0], draw.randrange(3)
+def owned(load: Workload) -> Workload:
+    """With tenants and priorities, for the policies that look at them. One tenant has six requests
+    in ten, one three, one the rest; priorities are 0, 1 and 2."""
+    draw = random.Random("whose")
+    items = [
+        item._replace(tenant=draw.choices("abc", (6, 3, 1))[0], priority=draw.randrange(3))
+        for item in load.items
+    ]
+    return replace(load, items=tuple(items))
 
 
 def visits_of(load: Workload, slo: Slo, tenant: str = "") -> list[Visit]:
-    made = []
-    for i in load.items:
-        drawn, priority = whose(i.id)
-        made.append(Visit(i.at, i.prompt, max(1, i.output), tenant or drawn, priority, slo))
-    return made
+    return [
+        Visit(i.at, i.prompt, max(1, i.output), tenant or i.tenant, i.priority, slo)
+        for i in load.items
+    ]
 
 
 def run_queue_delay() -> float:

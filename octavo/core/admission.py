@@ -162,7 +162,7 @@ class Admission:
         if not scheduler.policy.timed:
             return request
         if len(self.kept):
-            self.kept.take(known_by(request.tenant, request.prompt), now)
+            self.kept.take(known_by(request), now)
         cached = scheduler.blocks.num_cached_tokens(request.namespace, request.prompt)
         count = len(request.prompt) - cached
         work = self._work(count, cached)
@@ -193,7 +193,7 @@ class Admission:
         if ttft is None:
             return soonest
         margin = max(self._scheduler.model.gamma, self._scheduler.margin.factor)
-        key = known_by(request.tenant, request.prompt)
+        key = known_by(request)
         return self.kept.keep(key, work, ttft / margin, soonest, now)
 
     def forget(self, request: Request) -> None:

@@ -12,9 +12,10 @@ Sans-IO: no clock, told `now`.
 
 from __future__ import annotations
 
-from array import array
 from math import ceil
 from typing import NamedTuple
+
+from octavo.core.request import Request
 
 GRACE = 0.5  # seconds after its time for which a place is kept
 EARLY = 0.5  # seconds before its time from which a place can be taken
@@ -77,6 +78,6 @@ class Kept:
         return [(place.due, place.seconds) for place in self._places.values()]
 
 
-def known_by(tenant: str, prompt: array[int]) -> int:
+def known_by(request: Request) -> int:
     """What a request is known by when it comes again."""
-    return hash((tenant, prompt.tobytes()))
+    return hash((request.tenant, request.namespace, request.prompt.tobytes()))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
+from dataclasses import replace
 
 from octavo.core.kept import EARLY, GRACE, SELDOM, SHARE, Kept, known_by
+from tests.core.machine import ask
 
 
 def test_who_comes_back_in_time_takes_its_place() -> None:
@@ -38,8 +39,9 @@ def test_where_nobody_comes_back_few_places_are_kept() -> None:
     assert kept.trust < 0.25
 
 
-def test_a_request_is_known_by_tenant_and_prompt() -> None:
-    prompt = array("i", [1, 2, 3])
-    assert known_by("a", prompt) == known_by("a", array("i", [1, 2, 3]))
-    assert known_by("a", prompt) != known_by("b", prompt)
-    assert known_by("a", prompt) != known_by("a", array("i", [1, 2, 4]))
+def test_a_request_is_known_by_who_asks_and_what() -> None:
+    asked = ask("a", 40, 4, tenant="t")
+    assert known_by(asked) == known_by(replace(asked, id="b", arrival=9.0))
+    assert known_by(asked) != known_by(replace(asked, tenant="u"))
+    assert known_by(asked) != known_by(replace(asked, namespace=b"salt"))
+    assert known_by(asked) != known_by(replace(asked, prompt=asked.prompt[:-1]))
