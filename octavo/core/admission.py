@@ -165,7 +165,7 @@ class Admission:
             self.kept.take(known_by(request), now)
         cached = scheduler.blocks.num_cached_tokens(request.namespace, request.prompt)
         count = len(request.prompt) - cached
-        work = self._work(count, cached)
+        work = scheduler.model.coefficients.prefill(cached, count)
         due = inf if slo.ttft is None else request.arrival + slo.ttft
         step = self._step()
         waited = max(0.0, now - request.arrival)
@@ -258,8 +258,9 @@ class Admission:
         work = own + scheduler.seconds_ahead(due, tenant, own)
         ahead = work + ceil(work / chunk) * base
         # Rows and blocks come free while others are computed.
-        mine = self._wait_for_room(count, base) + own + ceil(own / chunk) * base
-        return scheduler.seconds_busy(now) + max(ahead, mine)
+        if wait := self._wait_for_room(count, base):
+            ahead = max(ahead, wait + own + ceil(own / chunk) * base)
+        return scheduler.seconds_busy(now) + ahead
 
     def _step(self) -> _Step:
         """Of a step under load. Streams get their tokens when they are due and no sooner, so steps
@@ -268,15 +269,16 @@ class Admission:
         model = scheduler.model
         step = min(scheduler.tightest, MOST)
         tpot = model.gap + scheduler.decode_seconds(scheduler.num_waiting + 1)
-        base = tpot if scheduler.num_running else model.gap + model.coefficients.fixed
-        whole = scheduler.house.prefill_seconds(0, scheduler.capacity.max_tokens)
+        w = model.coefficients
+        base = tpot if scheduler.num_running else model.gap + w.fixed
+        whole = w.prefill(0, scheduler.capacity.max_tokens)
         return _Step(min(max(step - base, LEAST_SHARE * step), whole), base, tpot)
 
     def _squeezed(self, due: float, work: float, now: float, step: _Step) -> str | None:
         """Whether one that waits, and is due later, would lose its promise to the newcomer: the
         processor demand of earliest-deadline-first, summed up to each deadline. Or one for whom a
         place is kept: that one is not there yet, so its place can still be won back."""
-        waiting, kept = self._scheduler.backlog(), self.kept.backlog(now)
+        waiting, kept = self._scheduler.backlog(), self.kept.backlog(now) if self.kept else []
         if kept:
             waiting = sorted([*waiting, *kept])
         if not waiting or waiting[-1][0] <= due:

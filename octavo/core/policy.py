@@ -58,8 +58,7 @@ class House:
 
     def prefill_seconds(self, start: int, count: int) -> float:
         """What so many tokens from `start` on add to steps that run anyway."""
-        w = self.model.coefficients
-        return count * (w.token + w.bend + w.area * (start + 0.5 * count)) + w.sample
+        return self.model.coefficients.prefill(start, count)
 
 
 class Order(Protocol):

@@ -530,8 +530,7 @@ class Scheduler:
     def decode_seconds(self, more: int = 0) -> float:
         """Predicted seconds of a step in which all that run, and `more` like them, decode."""
         rows = max(1, min(self._moving + more, self.capacity.max_rows))
-        context = rows * self._mean_context
-        return self.model.predict(StepFeatures(rows, context, 0.0, rows, rows))
+        return self.model.decoding(rows, rows * self._mean_context)
 
     def seconds_busy(self, now: float) -> float:
         """Predicted seconds until the step that runs now is over."""
@@ -546,11 +545,14 @@ class Scheduler:
         """Predicted seconds of prefill before a newcomer with that deadline and that much `work`:
         what was started, what waits, and what the door let in and nobody has added yet."""
         seconds = self._order.ahead(due, tenant, work)
-        seconds += sum([more for by, more in list(self.expected.values()) if by <= due])
-        for seq in tuple(self._reading):
-            count = len(seq.tokens) - seq.num_scheduled
-            if count > 1 and seq.state is State.RUNNING:
-                seconds += self.house.prefill_seconds(seq.num_scheduled, count)
+        if self.expected:
+            seconds += sum([more for by, more in list(self.expected.values()) if by <= due])
+        if self._reading:
+            w = self.model.coefficients
+            for seq in tuple(self._reading):
+                count = len(seq.tokens) - seq.num_scheduled
+                if count > 1 and seq.state is State.RUNNING:
+                    seconds += w.prefill(seq.num_scheduled, count)
         return seconds
 
     @property

@@ -198,10 +198,14 @@ class Earliest:
                 del self._ledger[bucket]
 
     def ahead(self, due: float, tenant: str, work: float) -> float:
+        if not self._ledger:
+            return 0.0
         last = _bucket(due)
         return sum([s for bucket, s in list(self._ledger.items()) if bucket <= last])
 
     def backlog(self) -> list[tuple[float, float]]:
+        if not self._ledger:
+            return []
         return sorted([(b * LEDGER, s) for b, s in list(self._ledger.items()) if b != inf])
 
     def tidy(self, num_waiting: int) -> None:

@@ -126,6 +126,11 @@ class Coefficients:
             + self.sample * sampled
         )
 
+    def prefill(self, start: int, count: int) -> float:
+        """What so many tokens of a prompt from `start` on add to steps that run anyway."""
+        each = self.token + self.bend + self.area * (start + 0.5 * count)
+        return count * each + self.sample
+
     def times(self, factor: float) -> Coefficients:
         """The same on a machine that takes `factor` times as long."""
         return Coefficients(
@@ -317,6 +322,14 @@ class StepModel:
         """Seconds of a step of that shape now, most likely."""
         fit = self._mixed if features.prefill_area > 0.0 else self._decode
         return fit.pace * fit.seconds(features)
+
+    def decoding(self, rows: int, context: float) -> float:
+        """Seconds of a step in which so many decode, with so much context in all, most likely."""
+        fit, total = self._decode, float(rows)
+        w = fit.solved
+        each = w.token + w.decode + w.sample
+        bend = w.bend * max(0.0, total - w.knee)
+        return fit.pace * (w.fixed + each * total + bend + w.context * context)
 
     def usual(self, features: StepFeatures) -> float:
         """Seconds of a step of that shape at the pace of the long run."""
