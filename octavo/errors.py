@@ -103,7 +103,7 @@ class TimedOut(OctavoError):
 class Unattainable(Overloaded):
     """The deadlines asked for cannot be met now. Predictions are in seconds, None where none was
     made; queue_seconds: prefill that is before it, None where nobody looked. own: whether the
-    tenant's own share is why."""
+    tenant's own share is why. kept: whether a place is kept for it when it comes back as told."""
 
     code = "slo_unattainable"
 
@@ -122,6 +122,7 @@ class Unattainable(Overloaded):
         self.tpot = tpot
         self.queue_seconds = queue_seconds
         self.own = own
+        self.kept = False
 
 
 class ModelError(OctavoError):

@@ -184,17 +184,18 @@ class Admission:
         if (never := self._broken_by(request, alone)) is not None:
             raise self._never(slo, never, alone)
         refusal = self._refusal(slo, request.tenant, forecast, why)
-        refusal.retry_after = self._come_back(request, work, refusal.retry_after, now)
+        self._come_back(refusal, request, work, now)
         raise refusal
 
-    def _come_back(self, request: Request, work: float, soonest: float, now: float) -> float:
-        """Keep a place for one that is refused; in how many seconds it should come."""
+    def _come_back(self, refusal: Unattainable, request: Request, work: float, now: float) -> None:
+        """Keep a place for one that is refused, and tell it when that is."""
         ttft = request.slo.ttft
         if ttft is None:
-            return soonest
-        margin = max(self._scheduler.model.gamma, self._scheduler.margin.factor)
+            return
+        within = ttft / max(self._scheduler.model.gamma, self._scheduler.margin.factor)
         key = known_by(request)
-        return self.kept.keep(key, work, ttft / margin, soonest, now)
+        refusal.retry_after = self.kept.keep(key, work, within, refusal.retry_after, now)
+        refusal.kept = key in self.kept
 
     def forget(self, request: Request) -> None:
         """An admitted request will not be added after all."""

@@ -21,6 +21,7 @@ GRACE = 0.5  # seconds after its time for which a place is kept
 EARLY = 0.5  # seconds before its time from which a place can be taken
 SHARE = 0.15  # of the prefill in a second that may be kept
 LATEST = 30  # seconds from now: nobody is sent away for longer
+MOST = 64  # places: who looks for one looks at all of them
 TRUST = 0.25  # share of places taken above which every refusal has one
 FOLLOW = 0.2
 SELDOM = 8  # below that, one refusal in so many has one, to see whether it comes back
@@ -45,18 +46,24 @@ class Kept:
 
     def keep(self, key: int, seconds: float, ttft: float, soonest: float, now: float) -> float:
         """A request of so many seconds of prefill is refused and could come in `soonest` seconds:
-        in how many whole seconds it should. ttft: within which it must be forecast to begin then.
+        in how many seconds it should (whole ones, if there is a place). ttft: within which it must
+        be forecast to begin then.
         """
         place = self._places.get(key)
         if place is not None and place.at > now:  # it came too soon
             return float(ceil(place.at - now))
-        wait = ceil(soonest)
-        while wait < LATEST and seconds + self._within(now + wait) > max(SHARE, seconds):
-            wait += 1
         self._refused += 1
-        if self.trust >= TRUST or self._refused % SELDOM == 0:
-            self._places[key] = _Place(now + wait, now + wait + ttft, seconds)
-        return float(wait)
+        wanted = self.trust >= TRUST or self._refused % SELDOM == 0
+        if not wanted or len(self._places) >= MOST:
+            return soonest
+        for wait in range(ceil(soonest), LATEST):
+            if seconds + self._within(now + wait) <= max(SHARE, seconds):
+                self._places[key] = _Place(now + wait, now + wait + ttft, seconds)
+                return float(wait)
+        return max(soonest, float(LATEST))
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._places
 
     def _within(self, at: float) -> float:
         """Seconds of prefill that are kept for about then."""

@@ -96,7 +96,7 @@ def problem(error: Exception) -> Response:
     headers = {}
     if isinstance(error, Overloaded):
         wait = max(1.0, error.retry_after)
-        if not isinstance(error, Unattainable):  # for these places are kept, one after another
+        if not (isinstance(error, Unattainable) and error.kept):
             # Spread out, or all that were refused together would come back together.
             wait *= random.uniform(1.0, SPREAD)
         headers["retry-after"] = str(ceil(wait))

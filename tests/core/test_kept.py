@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from octavo.core.kept import EARLY, GRACE, SELDOM, SHARE, Kept, known_by
+from octavo.core.kept import EARLY, GRACE, LATEST, MOST, SELDOM, SHARE, Kept, known_by
 from tests.core.machine import ask
 
 
@@ -26,6 +26,18 @@ def test_places_are_given_up_and_spread_over_the_seconds() -> None:
     assert waits == [1.0, 2.0, 3.0, 4.0, 5.0]  # two would be more than a second may keep
     assert len(kept.backlog(1.0 + GRACE + 0.1)) == 4
     assert kept.keep(9, 9.0, 0.5, 1.0, now=60.0) == 1.0  # a long one has its turn too
+
+
+def test_a_flood_of_refusals_has_few_places() -> None:
+    kept = Kept()
+    waits = [kept.keep(i, 1e-4, 0.5, 1.0, now=0.0) for i in range(10_000)]
+    assert len(kept) == MOST
+    assert max(waits) <= LATEST
+    full = Kept()
+    for i in range(LATEST + 5):
+        wait = full.keep(i, SHARE, 0.5, 1.0, now=0.0)
+    assert wait == LATEST
+    assert LATEST + 4 not in full
 
 
 def test_where_nobody_comes_back_few_places_are_kept() -> None:
