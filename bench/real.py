@@ -484,7 +484,8 @@ def door(ground: Ground, args: argparse.Namespace) -> Found:
     found, rows = [], []
     key = {"run": "door", "rate": round(OVER * knee, 3), "seconds": ground.seconds}
     for seed in range(args.seeds):
-        one = ground.measured(key | {"seed": seed}, partial(_door, ground, OVER * knee, seed))
+        run = partial(_door, ground, OVER * knee, seed)
+        one = ground.measured(key | {"seed": seed}, run, alone=False)
         found.append(one)
         took = one["refusal_ms"] or dict.fromkeys(("P50", "P90", "P99", "P100"), float("nan"))
         rows.append([
