@@ -25,7 +25,7 @@ from typing import NamedTuple
 from octavo.core.kept import Kept, known_by
 from octavo.core.request import NO_SLO, Forecast, Request, Slo, Tier
 from octavo.core.scheduler import Scheduler
-from octavo.core.slo import MOST, STRICT
+from octavo.core.slo import MOST, SPEND, STRICT
 from octavo.core.steptime import StepFeatures, StepModel
 from octavo.errors import Overloaded, TenantLimit, TooTight, Unattainable
 
@@ -257,7 +257,9 @@ class Admission:
         """Seconds until `count` more tokens, `own` seconds of work, are computed, if due then."""
         scheduler, (chunk, base, _) = self._scheduler, step
         work = own + scheduler.seconds_ahead(due, tenant, own)
-        ahead = work + ceil(work / chunk) * base
+        # The next step may take all by which the streams are ahead of their deadlines.
+        first = min(SPEND * scheduler.slack(now), MOST) / scheduler.model.gamma - base
+        ahead = work + (1 + ceil(max(0.0, work - max(first, chunk)) / chunk)) * base
         # Rows and blocks come free while others are computed.
         if wait := self._wait_for_room(count, base):
             ahead = max(ahead, wait + own + ceil(own / chunk) * base)

@@ -25,6 +25,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from math import inf
 
 from octavo.core.batch import Batch, Row, SampleSpec, StepResult, Want
 from octavo.core.blocks import BlockManager
@@ -526,6 +527,15 @@ class Scheduler:
     def tightest(self) -> float:
         """Seconds a token that the most demanding stream was promised; inf if none was."""
         return self._pace.tightest
+
+    def slack(self, now: float) -> float:
+        """Predicted seconds from the end of the running step to when the first of the streams has
+        its next token due; inf without any. Much, where steps had little to do for a while."""
+        running, flying = tuple(self._running), bool(self._shapes)
+        dues = [s.due + s.pace if flying else s.due for s in running if s.first_token is not None]
+        least = min(dues, default=inf) - now - self.seconds_busy(now)
+        begins = any(s.num_scheduled == len(s.tokens) for s in tuple(self._reading))
+        return min(least, self.tightest) if begins else least
 
     def decode_seconds(self, more: int = 0) -> float:
         """Predicted seconds of a step in which all that run, and `more` like them, decode."""
