@@ -458,14 +458,22 @@ def ranking(ground: Ground, args: argparse.Namespace) -> Found:
     rows, found = [], []
     for who in field:
         real = [ground.real(who, OVER * knee, seed) for seed in range(args.seeds)]
-        made = [ground.simulated(who, OVER * knee, seed) for seed in range(args.seeds)]
-        pair = [float(np.mean([c["attainment"] for c in cells])) for cells in (real, made)]
-        good = [float(np.mean([c["goodput"] for c in cells])) for cells in (real, made)]
-        found.append({"policy": who.name, "real": pair[0], "simulated": pair[1], "goodput": good})
-        rows.append([who.name, *(f"{share:.1%}" for share in pair), *(f"{g:.2f}" for g in good)])
-    tau = kendall([one["real"] for one in found], [one["simulated"] for one in found])
-    head = ["policy", "in time", "simulated", "goodput/s", "simulated"]
-    title = f"{OVER:g} x the knee, {args.seeds} seeds: Kendall tau {tau:.2f}"
+        seen = {"real": real}
+        for way, window in WAYS:
+            machines = [ground.paced(cell, window) for cell in real]
+            seen[way] = [
+                ground.simulated(who, OVER * knee, seed, machine=machine)
+                for seed, machine in enumerate(machines)
+            ]
+        seen["steady"] = [ground.simulated(who, OVER * knee, n) for n in range(args.seeds)]
+        shares = {w: float(np.mean([c["attainment"] for c in cells])) for w, cells in seen.items()}
+        found.append({"policy": who.name, **shares})
+        rows.append([who.name, *(f"{share:.1%}" for share in shares.values())])
+    ways = [name for name in found[0] if name not in ("policy", "real")]
+    tau = {w: kendall([one["real"] for one in found], [one[w] for one in found]) for w in ways}
+    head = ["policy", "in time", *(f"simulated, {way}" for way in ways)]
+    said = ", ".join(f"{tau[way]:.2f} ({way})" for way in ways)
+    title = f"{OVER:g} x the knee, {args.seeds} seeds: Kendall tau {said}"
     return {"tau": tau, "policies": found}, [(title, head, rows)]
 
 
