@@ -271,7 +271,7 @@ def test_memory_is_told_by_name_and_sources_are_released():
 
 def test_bad_options_are_engine_errors():
     for options, message in [
-        ({"isa": "sse9"}, "not usable"),
+        ({"isa": "sse9"}, "cannot be used here"),
         ({"act": "fp8"}, "act"),
         ({"kv_dtype": "int4"}, "kv_dtype"),
         ({"kv_bytes": 10}, "one block"),
