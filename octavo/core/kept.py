@@ -20,6 +20,7 @@ from octavo.core.request import Request
 GRACE = 0.5  # seconds after its time for which a place is kept
 EARLY = 0.5  # seconds before its time from which a place can be taken
 SHARE = 0.15  # of the prefill in a second that may be kept
+BUSY = 0.5  # of the time until a place is due, for it and all that are due before it
 LATEST = 30  # seconds from now: nobody is sent away for longer
 MOST = 64  # places: who looks for one looks at all of them
 TRUST = 0.25  # share of places taken above which every refusal has one
@@ -29,6 +30,7 @@ SELDOM = 8  # below that, one refusal in so many has one, to see whether it come
 
 class _Place(NamedTuple):
     at: float  # when it was told to come
+    last: float  # the same, if it was told more than once
     due: float
     seconds: float  # of prefill
 
@@ -49,16 +51,22 @@ class Kept:
         in how many seconds it should (whole ones, if there is a place). ttft: within which it must
         be forecast to begin then.
         """
+        self._give_up(now)
         place = self._places.get(key)
-        if place is not None and place.at > now:  # it came too soon
-            return float(ceil(place.at - now))
+        if place is not None and place.at > now:  # it came too soon; seconds are told whole
+            wait = float(ceil(place.at - now))
+            self._places[key] = place._replace(last=now + wait)
+            return wait
         self._refused += 1
         wanted = self.trust >= TRUST or self._refused % SELDOM == 0
         if not wanted or len(self._places) >= MOST:
             return soonest
         for wait in range(ceil(soonest), LATEST):
-            if seconds + self._within(now + wait) <= max(SHARE, seconds):
-                self._places[key] = _Place(now + wait, now + wait + ttft, seconds)
+            at = now + wait
+            place = _Place(at, at, at + ttft, seconds)
+            small = seconds + self._within(at) <= max(SHARE, seconds)
+            if small and self._bearable(place, now):
+                self._places[key] = place
                 return float(wait)
         return max(soonest, float(LATEST))
 
@@ -69,8 +77,19 @@ class Kept:
         """Seconds of prefill that are kept for about then."""
         return sum([p.seconds for p in self._places.values() if abs(p.at - at) < 1.0])
 
+    def _bearable(self, place: _Place, now: float) -> bool:
+        """Whether with one more the places still leave time for others: a long prompt has its turn
+        whatever the second's share, and many in turn would be all that is ever computed."""
+        taken = 0.0
+        for one in sorted([*self._places.values(), place], key=lambda one: one.due):
+            taken += one.seconds
+            if one.due >= place.due and taken > BUSY * (one.due - now):
+                return False
+        return True
+
     def take(self, key: int, now: float) -> None:
         """Whoever has a place and comes at its time takes it."""
+        self._give_up(now)
         place = self._places.get(key)
         if place is not None and now >= place.at - EARLY:
             del self._places[key]
@@ -78,11 +97,14 @@ class Kept:
 
     def backlog(self, now: float) -> list[tuple[float, float]]:
         """(deadline, seconds of prefill) of each place; those whose time is over are given up."""
-        over = [key for key, place in self._places.items() if place.at + GRACE < now]
+        self._give_up(now)
+        return [(place.due, place.seconds) for place in self._places.values()]
+
+    def _give_up(self, now: float) -> None:
+        over = [key for key, place in self._places.items() if place.last + GRACE < now]
         for key in over:
             del self._places[key]
             self.trust -= FOLLOW * self.trust
-        return [(place.due, place.seconds) for place in self._places.values()]
 
 
 def known_by(request: Request) -> int:
