@@ -78,6 +78,9 @@ class Writer:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
+FEW_AHEAD = 8  # requests that a client may send ahead and still be noticed when it leaves
+
+
 class TooLong(Exception):
     """The head has more bytes than it may."""
 
@@ -142,6 +145,8 @@ class _Wire(HttpToolsProtocol):
             self.scope["extensions"] = {WRITER: Writer(cycle)}  # type: ignore[dict-item]
             self._open = [other for other in self._open if not other.response_complete]
             self._open.append(cycle)
+        if 0 < len(self.pipeline) <= FEW_AHEAD:
+            self.flow.resume_reading()  # or it would not be seen that the client leaves
 
     def send_400_response(self, msg: str) -> None:
         if self._parsed > self.max_head:
