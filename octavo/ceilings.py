@@ -128,7 +128,7 @@ def unit_of(program: Program, index: int, act: str) -> tuple[str, int]:
     takes: two where activations are pairs of bytes. (The few wide ones of "mixed" are not counted.)
     act: the engine's activation format, resolved.
     """
-    from octavo.runtime.cpu import wide_ops
+    from octavo.runtime.cpu import HEAD, wide_ops
 
     instr = program.instrs[index]
     if act == "fp32":
@@ -142,7 +142,8 @@ def unit_of(program: Program, index: int, act: str) -> tuple[str, int]:
     if instr.op == "attend" or act == "bf16":
         return "bf16", 1
     if any(kind.startswith("Q") for kind in kinds):
-        wide = act == "pairs" or (act == "mixed" and instr.op in wide_ops(program))
+        exact = act == "mixed" and instr.op == HEAD and HEAD in wide_ops(program)
+        wide = act == "pairs" or exact
         return "int8", 2 if wide else 1
     return ("bf16" if kinds <= {"BF16"} else "f32"), 1
 

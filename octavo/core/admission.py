@@ -165,7 +165,7 @@ class Admission:
             self.kept.take(known_by(request), now)
         cached = scheduler.blocks.num_cached_tokens(request.namespace, request.prompt)
         count = len(request.prompt) - cached
-        work = scheduler.model.coefficients.prefill(cached, count)
+        work = self._work(count, cached)
         due = inf if slo.ttft is None else request.arrival + slo.ttft
         step = self._step()
         waited = max(0.0, now - request.arrival)
