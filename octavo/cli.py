@@ -463,15 +463,16 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: Any) -> None:
     """From the keys to the last word."""
     import asyncio
 
-    from octavo.server import logs, page
+    from octavo.server import certificate, logs, page
     from octavo.server import serve as serving
     from octavo.server.auth import Keys
     from octavo.server.deadlines import Deadlines
 
-    # Keys and port before the model: what is wrong is known at once, not after a download.
+    # Keys, certificate, port before the model: what is wrong is known before a download.
     Deadlines.read(engine.policy in ("slo", "fair-slo"), server.slo)
     if record is not None and server.batch_dir is not None:
         raise click.UsageError("--record and --batch-dir: batches are not recorded; give one")
+    certificate.check(server)
     keys, bound = Keys.read(server.api_key_file), serving.bind(server)
     start = time.monotonic()
     machine = server.log_format == "json"

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -215,10 +215,40 @@ def as_json(command: Any) -> Any:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
+class OutputFile(click.Path):
+    """A file to be written. Where that cannot be is said at once, not after minutes of work."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        path = os.fsdecode(super().convert(value, param, ctx))
+        folder = os.path.dirname(path) or "."
+        if not os.path.isdir(folder):
+            self.fail(f"{path}: there is no folder {folder}", param, ctx)
+        if not os.path.exists(path) and not os.access(folder, os.W_OK):
+            self.fail(f"{path}: nothing may be written into {folder}", param, ctx)
+        return path
+
+
 def plot_option(command: Any) -> Any:
     """The option --plot FILE."""
     text = "Draw it into this file (PNG, SVG or PDF, by its name); needs matplotlib."
-    return click.option("--plot", type=click.Path(dir_okay=False), help=text)(command)
+    return click.option("--plot", type=OutputFile(), help=text)(command)
+
+
+def refuse_given(flags: Iterable[str], why: str) -> None:
+    """Refuse those of the running command's flags that somebody gave: nothing given is ignored.
+    flags: names of parameters. Raises `click.UsageError`."""
+    ctx = click.get_current_context()
+    given = [
+        max(p.opts, key=len)
+        for p in ctx.command.params
+        if p.name in set(flags)
+        and ctx.get_parameter_source(str(p.name)) is not click.core.ParameterSource.DEFAULT
+    ]
+    if given:
+        raise click.UsageError(f"{why}: leave out {', '.join(given)}", ctx)
 
 
 def echo_json(report: Any) -> None:

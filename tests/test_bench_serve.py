@@ -172,6 +172,13 @@ def test_refusals_are_apart_and_meet_nothing() -> None:
     assert [one.refused for one in found] == [False, True] * 3
 
 
+def test_without_objectives_nothing_is_attained_and_nothing_is_good() -> None:
+    report, _ = conduct(Server(refuse=2), Plan(workload(*range(6)), Ask("m"), warmup=0))
+    for name in ("attainment", "kept", "goodput_per_s"):
+        assert report[name] is None
+    assert report["served"] == 3
+
+
 def test_a_server_that_takes_no_deadlines_is_not_told_them_and_is_judged_all_the_same() -> None:
     said = b'{"error":{"message":"x-slo-ttft-ms needs a server started otherwise"}}'
     head = b"HTTP/1.1 400 No\r\ncontent-length: %d\r\n\r\n" % len(said)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -437,3 +440,85 @@ def test_the_keys_that_are_shipped_are_read() -> None:
     assert found is not None
     assert (found.rpm, found.tpm, found.concurrent, found.admin) == (120, 60000, 8, False)
     assert keys.any_admin
+
+
+# ---- files ----
+
+MISSING = "/nowhere/at/all"
+# Of a command with a file to read or to write: what else it must be given.
+READS = {
+    "run --file": ("hello",),
+    "chat --file": (),
+    "serve --file": (),
+    "serve --api-key-file": (),
+    "serve --tls-cert": ("--tls-key", MISSING + ".key"),
+    "serve --tls-key": ("--tls-cert", __file__),
+    "serve --config": (),
+    "pull --file": ("smollm2-135m",),
+    "bench offline --file": (),
+    "bench serve --load": ("http://127.0.0.1:1",),
+    "bench serve --api-key-file": ("http://127.0.0.1:1",),
+    "conformance --key-file": ("http://127.0.0.1:1",),
+    "simulate --steps": ("poisson:rate=1,seconds=5",),
+    "simulate --operators": ("poisson:rate=1,seconds=5",),
+    "simulate --model": ("poisson:rate=1,seconds=5",),
+}
+WRITES = {
+    "serve --record": (),
+    "bench kernels --plot": (),
+    "bench step --plot": (),
+    "bench scaling --plot": (),
+    "bench serve --plot": ("http://127.0.0.1:1",),
+    "bench serve --requests-out": ("http://127.0.0.1:1",),
+    "conformance --junit": ("http://127.0.0.1:1",),
+    "lab flash --plot": (),
+    "lab phases --plot": (),
+    "lab batching --plot": (),
+    "lab paging --plot": (),
+    "lab prefix --plot": (),
+    "lab chunked --plot": (),
+    "lab scheduling --plot": (),
+    "lab kv --plot": (),
+    "roofline --plot": ("llama-3.2-1b",),
+    "simulate --plot": ("poisson:rate=1,seconds=5",),
+    "simulate --requests-out": ("poisson:rate=1,seconds=5",),
+}
+
+
+def _commands(group: click.Command, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    if isinstance(group, click.Group):
+        for name in group.list_commands(click.Context(group)):
+            found = group.get_command(click.Context(group), name)
+            assert found is not None
+            yield from _commands(found, (*words, name))
+    elif isinstance(group, cli._Elsewhere):
+        module = importlib.import_module(group.module)
+        yield " ".join(words), vars(module)[str(group.name)]
+    else:
+        yield " ".join(words), group
+
+
+def test_every_flag_that_takes_a_file_is_in_the_lists_below() -> None:
+    for name, command in _commands(cli.cli):
+        for one in command.params:
+            if isinstance(one.type, (click.Path, click.File)):
+                flag = max(one.opts, key=len)
+                assert f"{name} {flag}" in READS | WRITES, f"{name} {flag}"
+
+
+@pytest.mark.parametrize("flag", [*READS, *WRITES])
+def test_a_file_that_is_not_there_is_named_before_any_work(
+    flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it went to work")
+
+    monkeypatch.setattr("octavo.lab.flash.measure", never, raising=False)
+    monkeypatch.setattr("octavo.models.hub.pull", never)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    name, _, option = flag.rpartition(" ")
+    path = f"{MISSING}.png" if option == "--plot" else MISSING
+    shown = call(*name.split(), *(READS | WRITES)[flag], option, path)
+    assert shown.exit_code in (1, 2), shown.output
+    assert path in " ".join(shown.output.split())
+    assert not isinstance(shown.exception, AssertionError)

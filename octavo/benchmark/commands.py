@@ -11,6 +11,7 @@ from octavo.config import EngineConfig, options, take
 from octavo.errors import InvalidRequest
 from octavo.terminal import (
     OurGroup,
+    OutputFile,
     as_json,
     echo_json,
     loaded,
@@ -360,7 +361,7 @@ Examples:
 @click.option("--warmup", default=1, show_default=True, type=click.IntRange(min=0),
               help="Requests before the first that counts.")  # fmt: skip
 @click.option("--timeout", default=600.0, show_default=True, help="Seconds for a whole answer.")
-@click.option("--requests-out", type=click.Path(dir_okay=False), metavar="FILE",
+@click.option("--requests-out", type=OutputFile(), metavar="FILE",
               help="Write a line of JSON for each request; it is a --load too.")  # fmt: skip
 @plot_option
 @as_json

@@ -138,7 +138,8 @@ async def _warm(
 
 
 def report(found: Sequence[Outcome], run: Run, slo: Slo) -> dict[str, Any]:
-    """A run in numbers; distributions in seconds, rates per second. NaN is None."""
+    """A run in numbers; distributions in seconds, rates per second. NaN is None, and so is what
+    objectives decide where there are none."""
     served = [o for o in found if o.served]
     refused = [o for o in found if o.refused]
     failed = [o for o in found if o.error is not None and not o.refused]
@@ -149,6 +150,12 @@ def report(found: Sequence[Outcome], run: Run, slo: Slo) -> dict[str, Any]:
     asked = [n for n in NAMES if getattr(slo, n) is not None]
     per = max(seconds, 1e-9)
     client = _client(found, run)
+    shares = {n: sum(o.kept(n, getattr(slo, n)) for o in found) for n in asked} | {"all": good}
+    judged = {
+        "attainment": {n: count / max(1, len(found)) for n, count in shares.items()},
+        "kept": good / max(1, len(found) - len(refused)),
+        "goodput_per_s": good / per,
+    }
     return {
         "seconds": seconds,
         "sent": len(found),
@@ -171,12 +178,7 @@ def report(found: Sequence[Outcome], run: Run, slo: Slo) -> dict[str, Any]:
         "itl_s": Spread.of(gap for o in served for gap in o.gaps).as_dict(),
         "e2e_s": Spread.of(t for o in served if (t := o.e2e) is not None).as_dict(),
         "slo": {f"{n}_s": getattr(slo, n) for n in NAMES},
-        "attainment": {
-            n: sum(o.kept(n, getattr(slo, n)) for o in found) / max(1, len(found)) for n in asked
-        }
-        | {"all": good / max(1, len(found))},
-        "kept": good / max(1, len(found) - len(refused)),
-        "goodput_per_s": good / per,
+        **(judged if asked else dict.fromkeys(judged)),
         "most_at_once": _most_at_once(found),
         "client": client,
         "faults": _faults(client),

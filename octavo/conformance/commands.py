@@ -6,6 +6,7 @@ import http.client
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import click
 
@@ -17,6 +18,13 @@ from octavo.conformance.wire import Wire, key_in
 from octavo.errors import InvalidRequest
 
 NOT_REACHED = 2
+
+
+def _in_a_folder(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
+    """Said at once, not after minutes of checks."""
+    if path is not None and not Path(path).parent.is_dir():
+        raise click.BadParameter(f"{path}: there is no folder {Path(path).parent}")
+    return path
 
 
 @click.command(
@@ -45,7 +53,12 @@ Examples:
 @click.option("--verbose", "-v", is_flag=True, help="Show the evidence of what passes too.")
 @click.option("--list", "listing", is_flag=True, help="List the checks and what they demand.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--junit", type=click.Path(dir_okay=False), help="Write JUnit XML here too.")
+@click.option(
+    "--junit",
+    type=click.Path(dir_okay=False, writable=True),
+    callback=_in_a_folder,
+    help="Write JUnit XML here too.",
+)
 def conformance(
     url: str | None, model: str | None, key_file: str | None, only: tuple[str, ...],
     skip: tuple[str, ...], heavy: bool, timeout: float, flood: int, verbose: bool,

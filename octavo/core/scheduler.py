@@ -576,12 +576,21 @@ class Scheduler:
 
     def snapshot(self) -> dict[str, float]:
         """Counters and gauges by name."""
-        blocks = self.blocks
+        return self.totals() | self.factors()
+
+    def factors(self) -> dict[str, float]:
+        """Gauges that belong to this scheduler alone: of several of them no sum says anything."""
         return {
-            **self.stats.snapshot(),
             **self.model.snapshot(),
             "kv_reserve": self.reserve.rho,
             "admission_margin": self.margin.factor,
+        }
+
+    def totals(self) -> dict[str, float]:
+        """Counters, and gauges that count: those of several schedulers add up."""
+        blocks = self.blocks
+        return {
+            **self.stats.snapshot(),
             "running": len(self._running),
             "waiting": self.num_waiting,
             "evictions": blocks.num_evictions,

@@ -24,6 +24,7 @@ from octavo.errors import InvalidRequest
 from octavo.server import (
     account,
     batches,
+    certificate,
     chat,
     completions,
     embeddings,
@@ -217,9 +218,9 @@ class App:
         gone aside. Bad files change nothing: the log says so."""
         try:
             self.keys.reload()
-            if self.certificate is not None and self.config.tls_cert is not None:
-                self.certificate.load_cert_chain(self.config.tls_cert, self.config.tls_key)
-        except (InvalidRequest, OSError) as error:
+            if self.certificate is not None:
+                certificate.load(self.certificate, self.config)
+        except InvalidRequest as error:
             log.error("keys and certificate stay as they were: %s", error)
         else:
             log.info("read the API keys again")

@@ -22,7 +22,7 @@ def completion_job(service: Service, data: bytes, visit: Visit) -> Job:
     body, ignored = protocol.parse(protocol.CompletionBody, data, service.limits.strict)
     service.check_model(body.model)
     params = protocol.sampling(body, service.limits)
-    prompts = protocol.completion_prompts(body, service.limits)
+    prompts = protocol.several(body.prompt, service.limits.max_prompts, "prompt")
     id = f"cmpl-{secrets.token_hex(12)}"
     held = granted(service, body, visit)
     tokenizer, who = service.served.tokenizer, caller(visit.key, body, held)

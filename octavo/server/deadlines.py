@@ -87,7 +87,8 @@ class Deadlines:
         tier = TIERS.get("auto" if service_tier is None else service_tier)
         if tier is None:
             words = ", ".join(TIERS)
-            raise Unsupported(f"service_tier must be one of {words}", "service_tier")
+            text = f"service_tier must be one of {words}, got {str(service_tier)[:64]}"
+            raise Unsupported(text, "service_tier")
         if tier is not Tier.DEFAULT:
             self._known("service_tier", f"service_tier {service_tier}")
         held = max(tier, key.tier) if key is not None else tier

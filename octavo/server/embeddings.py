@@ -22,7 +22,7 @@ from octavo.server.decoding import Refused, decode
 from octavo.server.exchange import Job
 from octavo.server.generate import Generate, Visit, caller, granted
 from octavo.server.parsing import Called
-from octavo.server.protocol import Wishes, check_priority
+from octavo.server.protocol import Wishes, check_priority, several
 from octavo.server.reply import Asked, Choice, Head, Logged, Reply
 from octavo.server.service import Service
 
@@ -55,7 +55,7 @@ def embeddings_job(service: Service, data: bytes, visit: Visit) -> Job:
     who = caller(visit.key, body, held)
     id = f"embd-{secrets.token_hex(12)}"
     requests = []
-    for number, text in enumerate(_inputs(body.input, service.config.max_inputs)):
+    for number, text in enumerate(several(body.input, service.config.max_inputs, "input")):
         try:
             ids = served.tokenizer.encode(text) if isinstance(text, str) else text
             made = served.door.request(
@@ -71,20 +71,6 @@ def embeddings_job(service: Service, data: bytes, visit: Visit) -> Job:
         return EmbeddingsShape(asked, body.encoding_format == "base64")
 
     return Job(tuple(requests), Asked(head, served.tokenizer), shape, held.clamped, ignored)
-
-
-def _inputs(given: str | list[Any], most: int) -> list[str | list[int]]:
-    """The inputs, one to `most`, each a text or token ids."""
-    if isinstance(given, str):
-        return [given]
-    if given and all(type(item) is int for item in given):
-        return [given]
-    if len(given) > most:
-        raise InvalidRequest(f"at most {most} inputs a request, got {len(given)}", "input")
-    alike = {type(item) for item in given}
-    if alike in ({str}, {list}):
-        return given
-    raise InvalidRequest("input must be text, texts, token ids, or lists of token ids", "input")
 
 
 class EmbeddingsShape:

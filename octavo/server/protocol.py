@@ -350,19 +350,16 @@ def _plain(content: str | list[Part] | None, at: str) -> str:
     return "".join(texts)
 
 
-def completion_prompts(body: CompletionBody, limits: Limits) -> list[str | list[int]]:
-    """The prompts, one to `max_prompts`, each a text or token ids."""
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if prompt and all(type(item) is int for item in prompt):
-        return [prompt]  # type: ignore[list-item]
-    if len(prompt) > limits.max_prompts:
-        raise InvalidRequest(
-            f"at most {limits.max_prompts} prompts a request, got {len(prompt)}", "prompt"
-        )
-    if prompt and all(isinstance(item, str) for item in prompt):
-        return prompt  # type: ignore[return-value]
-    if prompt and all(isinstance(item, list) for item in prompt):
-        return prompt  # type: ignore[return-value]
-    raise InvalidRequest("prompt must be text, texts, token ids, or lists of token ids", "prompt")
+def several(given: str | list[Any], most: int, field: str) -> list[str | list[int]]:
+    """What may be one text or token ids, or up to `most` of either. Raises `InvalidRequest`."""
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise InvalidRequest(f"{field} is an empty list: give text or token ids", field)
+    if all(type(item) is int for item in given):
+        return [given]
+    if len(given) > most:
+        raise InvalidRequest(f"at most {most} {field}s a request, got {len(given)}", field)
+    if {type(item) for item in given} in ({str}, {list}):
+        return given
+    raise InvalidRequest(f"{field} must be text, texts, token ids, or lists of token ids", field)

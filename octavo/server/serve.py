@@ -21,7 +21,8 @@ import octavo
 from octavo.assembly import Assembly
 from octavo.config import ServerConfig
 from octavo.core.admission import Admission, Limits
-from octavo.errors import InvalidRequest, Overloaded, in_words
+from octavo.errors import InvalidRequest, Overloaded
+from octavo.server import certificate
 from octavo.server.app import App
 from octavo.server.auth import Keys
 from octavo.server.dialect import Dialect
@@ -92,12 +93,8 @@ async def serve(
         ssl_certfile=app.config.tls_cert,
         ssl_keyfile=app.config.tls_key,
     )
-    try:
-        config.load()
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        why = in_words(error) if isinstance(error, OSError) else error
-        text = f"cannot use --tls-cert and --tls-key: {why}"
-        raise InvalidRequest(text, "tls_cert") from None
+    certificate.check(app.config)
+    config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     sys.setswitchinterval(SWITCH_INTERVAL)

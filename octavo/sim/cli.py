@@ -17,12 +17,14 @@ import click
 
 from octavo.errors import BadFile, InvalidRequest
 from octavo.terminal import (
+    OutputFile,
     as_json,
     counted,
     echo_json,
     plain_table,
     plot_option,
     progress,
+    refuse_given,
     rich_table,
 )
 
@@ -182,6 +184,7 @@ def roofline(model: str | None, **flags: Any) -> None:
     from octavo.sim.hardware import PEAK
 
     if model is None:
+        refuse_given(flags.keys() - {"as_json"}, "without a MODEL everything known is listed")
         _catalogue(flags["as_json"])
         return
     config, found = model_config(model), devices(flags["hardware"], flags["price"])
@@ -276,6 +279,10 @@ COMPARED = (
     "goodput: requests a second within all objectives, over the whole run. attained: their share "
     "of those sent,\nof let in: of those not refused. TTFT and TPOT in ms."
 )
+# What a recorded server decides by itself.
+OF_HARDWARE = (
+    "model", "hardware", "tp", "weights", "max_rows", "max_batch_tokens", "kv_tokens", "operators",
+)  # fmt: skip
 UNJUDGED = (
     "Without objectives nothing is attained: --slo-ttft MS, --slo-tpot MS. TTFT and TPOT in ms."
 )
@@ -331,7 +338,7 @@ Examples:
 @click.option(
     "--seed", default=0, show_default=True, help="Of what is drawn: trace, noise, samples."
 )
-@click.option("--requests-out", type=click.Path(dir_okay=False), metavar="FILE",
+@click.option("--requests-out", type=OutputFile(), metavar="FILE",
               help="Write a line of JSON for each request of each run.")  # fmt: skip
 @plot_option
 @as_json
@@ -346,9 +353,11 @@ def simulate(trace: str, **flags: Any) -> None:
     from octavo.sim import report as reports
 
     if flags["check"]:
+        refuse_given(flags.keys() - {"check", "as_json"}, "--check replays the recording as it was")
         _check(trace, flags["as_json"])
         return
-
+    if flags["steps"]:
+        refuse_given(OF_HARDWARE, "--steps takes capacity and durations from the recording")
     about = _about(trace, flags)
     made = list(_simulations(trace, flags))
     if flags["requests_out"]:
@@ -361,9 +370,7 @@ def simulate(trace: str, **flags: Any) -> None:
         echo_json([one.as_dict() | {"simulated": about} for _, one in made])
         return
     _show_about(about)
-    workload = made[0][0].workload
-    changed = f" ({'; '.join(workload.changes)})" if workload.changes else ""
-    title = f"{workload.name}: {len(workload)} requests{changed}"
+    title = _title([run.workload for run, _ in made])
     if len(made) > 1:
         rich_table(title, *reports.compare_table([one for _, one in made]))
         click.echo(COMPARED if _slo(flags) else UNJUDGED)
@@ -373,6 +380,16 @@ def simulate(trace: str, **flags: Any) -> None:
     for name, value in reports.facts(one):
         click.echo(f"  {click.style(name.ljust(12), dim=True)}  {value}")
     rich_table("", *reports.times_table(one))
+
+
+def _title(loads: list[Workload]) -> str:
+    """Whose requests, how many, and what was changed in all runs; what differs says each row."""
+    first = loads[0]
+    alike = [word for word in first.changes if all(word in load.changes for load in loads)]
+    changed = f" ({'; '.join(alike)})" if alike else ""
+    counts = sorted({len(load) for load in loads})
+    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"{first.name}: {number} requests{changed}"
 
 
 def _about(trace: str, flags: dict[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,8 @@ class Run:
     """A simulated run: outcomes in the order of arrival, gaps between tokens, and totals.
 
     seconds: from the first arrival to the last end. wall_seconds: what simulating took. counters:
-    the schedulers' own, summed. busy: seconds that each replica computed.
+    the schedulers' own, summed. gauges: what does not add up, one value a replica. busy: seconds
+    that each replica computed.
     """
 
     workload: Workload
@@ -79,6 +80,7 @@ class Run:
     seconds: float
     wall_seconds: float
     counters: dict[str, float]
+    gauges: dict[str, tuple[float, ...]]
     busy: tuple[float, ...]
     names: tuple[str, ...]
     price: float | None = None
@@ -399,8 +401,9 @@ class Fleet:
     def _result(self, workload: Workload, wall: float) -> Run:
         counters: dict[str, float] = {}
         for replica in self.replicas:
-            for name, value in replica.engine.snapshot().items():
+            for name, value in replica.scheduler.totals().items():
                 counters[name] = counters.get(name, 0.0) + value
+        factors = [replica.scheduler.factors() for replica in self.replicas]
         gaps = array("d")
         for replica in self.replicas:
             gaps.extend(replica.gaps)
@@ -418,6 +421,7 @@ class Fleet:
             seconds=max(self._last_end - start, workload.seconds),
             wall_seconds=wall,
             counters=counters,
+            gauges={name: tuple(own[name] for own in factors) for name in factors[0]},
             busy=tuple(r.executor.busy_seconds for r in self.replicas),
             names=tuple(r.spec.name for r in self.replicas),
             price=sum(known) if len(known) == len(prices) else None,

@@ -38,7 +38,7 @@ from octavo.core.request import (
 from octavo.core.scheduler import Scheduler
 from octavo.core.steptime import Coefficients, StepFeatures, StepModel
 from octavo.errors import BadFile, OctavoError, in_words
-from octavo.sim.workload import MALFORMED, Item, Workload
+from octavo.sim.workload import MALFORMED, UNREADABLE, Item, Workload, open_text
 
 Line = dict[str, Any]
 VERSION = 1
@@ -209,18 +209,18 @@ class Recording:
 def is_recording(path: str | Path) -> bool:
     """Whether a file begins as a recording does."""
     try:
-        with Path(path).open() as file:
+        with open_text(Path(path)) as file:
             return file.readline().startswith('{"kind":"head"')
-    except (OSError, UnicodeDecodeError):
+    except UNREADABLE:
         return False
 
 
 def open_recording(path: str | Path) -> Recording:
-    """Raises BadFile, naming the line."""
+    """A recording, `.gz` too. Raises BadFile, naming the line."""
     path = Path(path)
     lines: list[Line] = []
     try:
-        with path.open() as file:
+        with open_text(path) as file:
             for number, text in enumerate(file, 1):
                 try:
                     line = json.loads(text)
@@ -232,10 +232,9 @@ def open_recording(path: str | Path) -> Recording:
                 if lacking:
                     raise BadFile(f"{path}, line {number}: no {', '.join(sorted(lacking))}")
                 lines.append(line)
-    except OSError as error:
-        raise BadFile(f"{path}: {in_words(error)}") from error
-    except UnicodeDecodeError as error:
-        raise BadFile(f"{path}: {error}") from error
+    except UNREADABLE as error:
+        why = in_words(error) if isinstance(error, OSError) else error
+        raise BadFile(f"{path}: {why}") from error
     if not lines:
         raise BadFile(f"{path}: not a recording of version {VERSION}")
     recording = Recording(path, lines[0], tuple(lines[1:]))
@@ -452,7 +451,8 @@ def workload(recording: Recording) -> Workload:
     start = items[0].at
     moved = tuple(item._replace(at=item.at - start) for item in items)
     size = recording.capacity.block_size
-    return Workload(recording.path.stem, moved, block_tokens=size, source=recording.path.name)
+    name = Path(recording.path.name.removesuffix(".gz")).stem
+    return Workload(name, moved, block_tokens=size, source=recording.path.name)
 
 
 def _items(recording: Recording) -> list[Item]:

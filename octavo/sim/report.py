@@ -69,7 +69,8 @@ class Report:
     """One run in numbers. Times in seconds, rates per second.
 
     seconds: first arrival to last end. attainment: of all sent. kept: good among those let in.
-    hit_rate: prompt tokens that the prefix cache had. preemptions: per request.
+    hit_rate: prompt tokens that the prefix cache had. preemptions: per request. counters and
+    gauges: as in `Run`.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Report:
     speedup: float
     dollars_per_million: float | None
     counters: dict[str, float]
+    gauges: dict[str, tuple[float, ...]]
 
     @property
     def goodput(self) -> float:
@@ -113,7 +115,7 @@ class Report:
             for name in (
                 "name", "sent", "refused", "good", "seconds", "offered", "throughput",
                 "output_tokens_per_s", "goodput", "attainment", "kept", "hit_rate", "preemptions",
-                "utilisation", "speedup", "dollars_per_million", "counters",
+                "utilisation", "speedup", "dollars_per_million", "counters", "gauges",
             )
         }  # fmt: skip
         spreads = {f"{n}_s": getattr(self, n).as_dict() for n in ("ttft", "tpot", "itl", "e2e")}
@@ -153,6 +155,7 @@ def report(run: Run, slo: Slo = NO_SLO, name: str = "", warmup: float = 0.0) -> 
         speedup=run.seconds / run.wall_seconds if run.wall_seconds else math.inf,
         dollars_per_million=cost,
         counters=dict(run.counters),
+        gauges=dict(run.gauges),
     )
 
 

@@ -195,7 +195,7 @@ def read(path: str | Path, *, seed: int = 0) -> Workload:
     """
     path = Path(path)
     try:
-        with _open(path) as lines:
+        with open_text(path) as lines:
             first = lines.readline()
             if first.startswith('{"kind":"head"'):
                 from octavo.sim import recording
@@ -223,7 +223,8 @@ def read(path: str | Path, *, seed: int = 0) -> Workload:
 UNREADABLE = (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError)
 
 
-def _open(path: Path) -> io.TextIOWrapper:
+def open_text(path: Path) -> io.TextIOWrapper:
+    """A file's lines, unpacked if it is called `.gz`. Reading raises what `UNREADABLE` names."""
     if path.suffix == ".gz":
         return io.TextIOWrapper(io.BufferedReader(gzip.open(path)))  # type: ignore[type-var]
     return path.open()
@@ -398,7 +399,7 @@ def servegen(path: str | Path, start: float, seconds: float, *, seed: int = 0) -
     time of day), drawn for `seconds` from second `start` of the day. Clients become tenants."""
     path = Path(path)
     try:
-        with _open(path) as file:
+        with open_text(path) as file:
             clients = json.load(file)["clients"]
         items: list[Item] = []
         for client in clients:

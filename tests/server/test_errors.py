@@ -123,12 +123,35 @@ WORDS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+WRONG = ("usr", "jsn", "huge", "fast")
+
+
 @pytest.mark.parametrize(("fields", "words"), WORDS)
 def test_where_certain_words_may_stand_they_are_listed(fields: dict[str, Any], words: str) -> None:
     answer = ask(CHAT, chat("hi") | fields)
     assert answer.status_code == 400
     said = error_of(answer)["message"]
     assert all(word in said for word in words.split(", "))
+    assert any(f"got {mark}{wrong}" in said for mark in ("", "'") for wrong in WRONG)
+
+
+EMPTY: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"messages": []}),
+    (COMPLETIONS, {"prompt": []}),
+    (COMPLETIONS, {"prompt": [[]]}),
+    ("/v1/embeddings", {"input": []}),
+    ("/v1/embeddings", {"input": [[]]}),
+    ("/v1/responses", {"input": []}),
+    ("/v1/messages", {"messages": [], "max_tokens": 5}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), EMPTY)
+def test_what_is_empty_is_said_to_be_empty(path: str, fields: dict[str, Any]) -> None:
+    answer = ask(path, {"model": "fake"} | fields)
+    assert answer.status_code == 400, answer.text
+    said = answer.json()["error"]["message"]
+    assert any(word in said for word in ("empty", "no tokens", "at least 1", "at least one")), said
 
 
 def test_a_model_without_tools_names_those_that_have_them() -> None:

@@ -293,6 +293,19 @@ def test_a_bad_certificate_is_one_line(tmp_path: Path, certificate: tuple[str, s
         ServerConfig(tls_cert="x.pem")
 
 
+def test_a_certificate_that_is_gone_is_named_and_the_old_one_stays(
+    tmp_path: Path, certificate: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = (str(shutil.copy(path, tmp_path)) for path in certificate)
+    with outside(House(port=0, tls_cert=cert, tls_key=key)) as house:
+        Path(key).unlink()
+        house.app.reload()
+        assert f"--tls-key {key}: No such file" in caplog.text
+        trusting = ssl.create_default_context(cafile=cert)
+        url = house.url.replace("http://", "https://")
+        assert httpx.get(url + "/health", verify=trusting, timeout=5).status_code == 200
+
+
 # ---- CORS ----------------------------------------------------------------------------------------
 
 PAGE = "https://chat.example.com"

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from octavo import cli
 from octavo.core.policy import fcfs
+from octavo.server.metrics import ENGINE
 from tests.sim.test_recording import recorded
 
 SAMPLE = str(Path(__file__).parents[2] / "bench/data/azure_conv_sample.csv.gz")
@@ -67,7 +68,7 @@ def test_every_simulated_request_can_be_written_down(tmp_path: Path) -> None:
     )
     again = json.loads(call("simulate", str(rows), *words[4:], "--json").stdout)[0]
     assert again["ttft_s"] == made["ttft_s"]  # a log of one run is a trace again
-    assert call(*words, "--requests-out", str(tmp_path / "no" / "x")).exit_code == 1
+    assert call(*words, "--requests-out", str(tmp_path / "no" / "x")).exit_code == 2
 
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -256,3 +257,79 @@ def test_a_recording_in_which_nothing_happened_is_an_error(
     shown = call("simulate", SAMPLE if "--steps" in flags else str(path), *words)
     assert shown.exit_code == 1
     assert ("no step in it" if "--steps" in flags else "no request in it") in shown.output
+
+
+def test_whatever_reads_a_trace_reads_it_packed(tmp_path: Path) -> None:
+    plain = tmp_path / "run.jsonl"
+    recorded(plain, fcfs())
+    packed = tmp_path / "run.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    for words in (
+        ("{}", "--json"), ("{}", "--check"), ("{}", "--steps", "{}", "--json"),
+        (SAMPLE, "--head", "20", "--steps", "{}", "--json"),
+    ):  # fmt: skip
+        shown = [
+            call("simulate", *(w.format(path) for w in words)).output for path in (packed, plain)
+        ]
+        made = [text.replace(".gz", "") for text in shown]
+        if "--json" in words:
+            made = [[one | {"speedup": None} for one in json.loads(text)] for text in made]
+        assert made[0] == made[1], words
+    packed.write_bytes(packed.read_bytes()[:300])
+    for words in ((str(packed), "--check"), (SAMPLE, "--steps", str(packed))):
+        shown = call("simulate", *words)
+        assert (shown.exit_code, str(packed) in shown.output) == (1, True)
+
+
+def test_a_fleet_sums_what_adds_up_and_nothing_else() -> None:
+    words = ("simulate", SAMPLE, "--head", "40", "-m", "llama-3.2-1b", "--policy", "slo", "--json")
+    (one,), (three,) = (
+        json.loads(call(*words, *more).stdout) for more in ((), ("--replicas", "3"))
+    )
+    assert one["counters"]["requests"] == three["counters"]["requests"] == 40
+    assert three["counters"]["blocks"] == 3 * one["counters"]["blocks"]
+    assert not one["gauges"].keys() & one["counters"].keys()
+    assert {len(values) for values in one["gauges"].values()} == {1}
+    assert {len(values) for values in three["gauges"].values()} == {3}
+    # Whatever is a factor, a share or an error is a gauge: a sum of it over replicas says nothing.
+    factors = {row.key for row in ENGINE if row.name.endswith(("ratio", "drifting", "seconds"))}
+    assert factors - {"busy_seconds"} <= one["gauges"].keys()
+    assert max(three["gauges"]["kv_reserve"]) <= 1.0
+
+
+def test_the_title_says_what_holds_for_all_runs_and_each_row_its_own() -> None:
+    words = ("simulate", SAMPLE, "--head", "20", "-m", "llama-3.2-1b")
+    assert "x the rate)" in call(*words, "--rate", "2").stdout
+    several = call(*words, "--rate", "2,4").stdout
+    assert "20 requests (first 20)" in several
+    assert "the rate" not in several
+    assert "fcfs at 2/s" in several
+    assert "fcfs at 4/s" in several
+
+
+@pytest.mark.parametrize(
+    ("words", "ignored"),
+    [
+        *((("{}", "--steps", "{}"), flag) for flag in (
+            "--hardware l4", "--model llama-3.2-1b", "--tp 2", "--weights fp8", "--max-rows 4",
+            "--max-batch-tokens 512", "--kv-tokens 4096", "--operators x",
+        )),
+        *((("{}", "--check"), flag) for flag in (
+            "--hardware l4", "--rate 3", "--policy slo", "--replicas 2", "--steps {}",
+            "--requests-out x.jsonl", "--plot x.png", "--slo-ttft 100", "--seed 1",
+        )),
+    ],
+)  # fmt: skip
+def test_no_flag_is_ignored(tmp_path: Path, words: tuple[str, ...], ignored: str) -> None:
+    path = tmp_path / "run.jsonl"
+    recorded(path, fcfs())
+    given = [word.format(path) for word in (*words, *ignored.split())]
+    shown = call("simulate", *given)
+    assert shown.exit_code == 2, shown.output
+    assert f"leave out {ignored.split()[0]}" in shown.output
+
+
+def test_a_list_of_all_models_takes_no_flag() -> None:
+    shown = call("roofline", "-H", "h100", "--tp", "2")
+    assert shown.exit_code == 2
+    assert "leave out --hardware, --tp" in shown.output
