@@ -25,7 +25,7 @@ from octavo.benchmark.roofline import SCORE_BYTES
 from octavo.ceilings import measure_ceilings
 from octavo.config import show_bytes
 from octavo.errors import InvalidRequest
-from octavo.lab import misses
+from octavo.lab import misses, stage
 from octavo.lab.finding import Finding, Sheet
 from octavo.ops.table import TABLE, Call, Heads, RowShape, Shape, StepShape, T
 
@@ -59,16 +59,18 @@ def measure(plan: Plan, watch: Watch = lambda _: None) -> dict[str, Any]:
     from octavo.kernels import _cpu, isas
 
     threads = plan.threads or _cpu.affinity_count()
-    native = []
+    neighbours, native = stage.Neighbours(), []
     for n in sorted(plan.tokens):
         watch(f"{n} tokens")
         native.append(_native(plan, n, threads))
+    others = neighbours.share()  # before the simulated caches, which are processes of ours
     return {
         "heads": dataclasses.asdict(plan.heads),
         "threads": threads,
         "isa": isas()[0] if plan.isa == "auto" else plan.isa,
         "ceilings": measure_ceilings(threads, plan.isa).as_dict(),
         "native": native,
+        "neighbours": others,
         "simulated": _simulated(plan, watch),
     }
 
@@ -174,7 +176,10 @@ def finding(values: dict[str, Any]) -> Finding:
     simulated = values["simulated"]
     if "unavailable" not in simulated:
         sheets += _simulated_sheets(simulated)
-    says = (_says_native(values), _says_time(values), _says_simulated(simulated))
+    says = (
+        *(_says_native(values), _says_time(values), _says_simulated(simulated)),
+        *stage.busy_note(values),
+    )
     return Finding(values, tuple(sheets), says, lambda path: draw(values, path))
 
 

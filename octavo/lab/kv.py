@@ -71,6 +71,7 @@ def measure(
 ) -> dict[str, Any]:
     """Run both turns; plain values."""
     vocab = assembly.door.vocab_size
+    neighbours = stage.Neighbours()
     stage.warm(assembly)
     recorder = Recorder(assembly.executor)
     chunk = min(plan.chunk, recorder.capacity.max_tokens)
@@ -95,6 +96,7 @@ def measure(
         "second_prompt": visit.prompt,
         "second_cached": trial.timings[0].num_cached,
         "steps": steps,
+        "neighbours": neighbours.share(),
     }
 
 
@@ -172,9 +174,8 @@ def finding(values: dict[str, Any]) -> Finding:
         f"{values['head_dim']} x (K, V) in {values['kv_dtype']} = "
         f"{values['token_bytes']:,} bytes a token, {values['block_size']} tokens a block"
     )
-    return Finding(
-        values, (Sheet(title, HEAD, rows),), (_says(values),), lambda path: draw(values, path)
-    )
+    says = (_says(values), *stage.busy_note(values))
+    return Finding(values, (Sheet(title, HEAD, rows),), says, lambda path: draw(values, path))
 
 
 def chosen(steps: Sequence[dict[str, Any]]) -> list[int]:

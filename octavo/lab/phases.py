@@ -16,6 +16,7 @@ from octavo.assembly import Assembly
 from octavo.benchmark.kernels import Again, Case, Watch, misfit, step_shape, time_under
 from octavo.benchmark.roofline import demands
 from octavo.ceilings import Ceilings, reread
+from octavo.lab import stage
 from octavo.lab.finding import Finding, Sheet
 
 
@@ -41,7 +42,7 @@ def measure(
     again: Again = reread,
 ) -> dict[str, Any]:
     """Each case that fits the engine, as plain values."""
-    points, best = [], 0.0
+    neighbours, points, best = stage.Neighbours(), [], 0.0
     for case in plan.cases():
         if misfit(assembly, case) is None:
             watch(case.name)
@@ -53,6 +54,7 @@ def measure(
         "context": plan.context,
         "ceilings": replace(ceilings, all=replace(ceilings.all, dram=best)).as_dict(),
         "points": points,
+        "neighbours": neighbours.share(),
     }
 
 
@@ -87,7 +89,8 @@ def finding(values: dict[str, Any]) -> Finding:
     rows = tuple(_row(point) for point in values["points"])
     title = f"{values['model']}: whole steps, decode after {values['context']} tokens"
     sheet = Sheet(title, HEAD, rows)
-    return Finding(values, (sheet,), _says(values), lambda path: draw(values, path))
+    says = (*_says(values), *stage.busy_note(values))
+    return Finding(values, (sheet,), says, lambda path: draw(values, path))
 
 
 def _row(p: dict[str, Any]) -> tuple[str, ...]:
