@@ -4,12 +4,19 @@ A head (request line and headers) may have so many bytes and take so long, from 
 first moment on: a client that sends nothing, a byte a second, or a header without end is closed
 (408, 431). So many connections may be open; one more is told to come back and closed. What is no
 HTTP is told so in the API's shape, like everything else that is refused.
+
+A client that is answered before it has sent everything, for its body is too large or its head has
+no end, can still read why: what it goes on sending is thrown away for a while before the connection
+is closed. Closed with bytes unread, the system would reset it, and the answer be lost on the way
+(RFC 9112, section 9.6).
 """
 
 from __future__ import annotations
 
 import asyncio
 import resource
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -23,6 +30,7 @@ CODES = {
     431: "head_too_large",
     503: "server_overloaded",
 }
+SENDING = (400, 431)  # refusals of what may still be on its way
 SPARE_FILES = 256  # descriptors that are not connections
 MOST_FILES = 65_536
 
@@ -78,11 +86,26 @@ class Writer:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
+LINGER = 30.0  # seconds that a client which was answered early may go on sending
 FEW_AHEAD = 8  # requests that a client may send ahead and still be noticed when it leaves
 
 
 class TooLong(Exception):
     """The head has more bytes than it may."""
+
+
+class _Transport:
+    """A connection as its request sees it: writing goes straight there, closing is the protocol's.
+
+    So uvicorn, which closes after the last byte of an answer, leaves the client time to read it.
+    """
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, inner: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = inner.write
+        self.is_closing = inner.is_closing
+        self.close = close
 
 
 class _Wire(HttpToolsProtocol):
@@ -95,6 +118,7 @@ class _Wire(HttpToolsProtocol):
         self._in_head = True
         self._size = 0
         self._parsed = 0  # bytes of url and headers, of a head that came in one piece
+        self._parting = False  # all is said, and what still comes is thrown away
         self._timer: asyncio.TimerHandle | None = None
         self._open: list[RequestResponseCycle] = []  # begun and not answered, pipelined ones too
 
@@ -115,11 +139,11 @@ class _Wire(HttpToolsProtocol):
         self._open.clear()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self._over:
             return
         self._size += len(data)
         super().data_received(data)
-        if self._in_head and self._size > self.max_head and not self.transport.is_closing():
+        if self._in_head and self._size > self.max_head and not self._over:
             self._close(431, f"a request's head may have {self.max_head} bytes")
 
     def on_message_begin(self) -> None:
@@ -142,16 +166,30 @@ class _Wire(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         if cycle is not None and cycle.scope is self.scope:
+            parting = _Transport(self.transport, partial(self._answered, cycle))
+            cycle.transport = parting  # type: ignore[assignment]
             self.scope["extensions"] = {WRITER: Writer(cycle)}  # type: ignore[dict-item]
             self._open = [other for other in self._open if not other.response_complete]
             self._open.append(cycle)
         if 0 < len(self.pipeline) <= FEW_AHEAD:
             self.flow.resume_reading()  # or it would not be seen that the client leaves
 
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._unwind()  # of a body that was answered before it had come
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        early = self.cycle.response_complete and self.cycle.more_body
+        if early and not self._over and self._timer is None:
+            self._timer = self.loop.call_later(LINGER, self.transport.close)
+
     def send_400_response(self, msg: str) -> None:
+        if self._over:
+            return
         if self._parsed > self.max_head:
             self._close(431, f"a request's head may have {self.max_head} bytes")
-        elif not self.transport.is_closing():
+        else:
             self._close(400, "this is no HTTP that is understood here")
 
     def _count(self, size: int) -> None:
@@ -167,9 +205,31 @@ class _Wire(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
 
+    @property
+    def _over(self) -> bool:
+        return self._parting or self.transport.is_closing()
+
+    def _answered(self, cycle: RequestResponseCycle) -> None:
+        """The last byte of the connection is written."""
+        if cycle.more_body:
+            self._part()
+        else:
+            self.transport.close()
+
+    def _part(self) -> None:
+        """Write no more, and close when the client does, or after a while."""
+        if self._over:
+            return
+        self._parting = True
+        self._unwind()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():  # not with TLS; an answer's length says its end too
+            self.transport.write_eof()
+        self._timer = self.loop.call_later(LINGER, self.transport.close)
+
     def _late(self) -> None:
         self._timer = None
-        if not self.transport.is_closing():
+        if not self._over:
             self._close(408, f"the head did not come within {self.head_seconds:g} s")
 
     def _close(self, status: int, text: str, more: bytes = b"") -> None:
@@ -183,4 +243,7 @@ class _Wire(HttpToolsProtocol):
         head = b"HTTP/1.1 %d \r\ncontent-type: application/json\r\nconnection: close\r\n" % status
         length = b"content-length: %d\r\n" % len(body)
         self.transport.write(head + more + length + b"\r\n" + body)
-        self.transport.close()
+        if status in SENDING:
+            self._part()
+        else:
+            self.transport.close()

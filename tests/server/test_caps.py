@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import resource
@@ -20,6 +21,7 @@ from octavo.core.request import NO_SLO
 from octavo.core.scheduler import Scheduler
 from octavo.core.steptime import Coefficients, StepModel
 from octavo.errors import InvalidRequest, Overloaded
+from octavo.server import wire
 from octavo.server.wire import most_files
 from tests.server.fakes import FakeExecutor
 from tests.server.house import House, chat, completion, inside, outside
@@ -207,6 +209,72 @@ def test_a_body_that_does_not_come_is_closed() -> None:
             assert part, got
             got += part
         assert got.startswith(b"HTTP/1.1 408")
+
+
+MANY = 6 << 20  # bytes: more than all buffers between two sockets hold
+EARLY = {
+    "too large": (CHAT, f"content-length: {MANY}\r\n", b"x" * MANY, 413, "body_too_large"),
+    "too large, in chunks": (
+        CHAT, "transfer-encoding: chunked\r\n", b"10000\r\n" + b"x" * 65536 + b"\r\n", 413,
+        "body_too_large",
+    ),
+    "too large for Anthropic's": (
+        "/v1/messages", f"content-length: {MANY}\r\n", b"x" * MANY, 413, "body_too_large",
+    ),
+    "to nowhere": ("/v1/none", f"content-length: {MANY}\r\n", b"x" * MANY, 404, "not_found"),
+    "a head without end": (CHAT, "", b"x-a: b\r\n", 431, "head_too_large"),
+    "no chunks": (CHAT, "transfer-encoding: chunked\r\n", b"zz\r\n", 400, "invalid_http"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("closing", ["connection: close\r\n", ""], ids=["close", "keep"])
+@pytest.mark.parametrize("name", EARLY)
+def test_a_refusal_is_read_by_a_client_that_goes_on_sending(name: str, closing: str) -> None:
+    """RFC 9112, 9.6: closing with bytes unread would reset the connection, and the answer go."""
+    path, length, body, status, code = EARLY[name]
+    caps = {"max_body": 1000, "max_head": 4000}
+    with outside(House(port=0, **caps)) as house, connect(house) as made:
+        end = "" if status == 431 else "\r\n"
+        made.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\n{closing}{length}{end}".encode())
+        time.sleep(0.05)  # the refusal is on its way before the most of the body is
+        block = body * max(1, 65536 // len(body))
+        for _ in range(0, MANY, len(block)):
+            made.sendall(block)
+        got = b""
+        while b"}}" not in got:
+            part = made.recv(65536)
+            assert part, got
+            got += part
+        head, _, said = got.partition(b"\r\n\r\n")
+        assert int(head.split()[1]) == status
+        assert json.loads(said)["error"].get("code") == code
+        if closing or status in (400, 431):
+            assert made.recv(65536) == b""  # its end is an end, not a reset
+
+
+def test_a_client_that_goes_on_sending_does_not_do_so_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "LINGER", 0.3)
+    for closing in ("connection: close\r\n", ""):
+        with outside(House(port=0, max_body=1000)) as house, connect(house) as made:
+            head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{closing}content-length: 99999999\r\n\r\n"
+            made.sendall(head.encode())
+            end = time.monotonic() + 9
+            with contextlib.suppress(OSError):  # a reset, or a broken pipe
+                while time.monotonic() < end:
+                    made.sendall(b"x" * 1000)
+                    time.sleep(0.01)
+            assert time.monotonic() < end
+            assert httpx.get(house.url + "/health").status_code == 200
+
+
+def test_an_early_answer_leaves_a_connection_that_can_be_used_again() -> None:
+    small = House(port=0, max_body=1000)
+    with outside(small) as house, httpx.Client(base_url=house.url) as client:
+        for _ in range(3):
+            assert client.post(CHAT, content=b"x" * MANY).status_code == 413
+            assert client.get("/health").status_code == 200
 
 
 def test_one_connection_too_many_is_told_to_come_back() -> None:
