@@ -17,16 +17,16 @@ thread may call them while a step is being planned. No clock: they are told `now
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, isinf
 from typing import NamedTuple
 
-from octavo.core.kept import Kept, known_by
+from octavo.core.kept import LATEST, Kept, Wanted
 from octavo.core.request import NO_SLO, Forecast, Request, Slo, Tier
 from octavo.core.scheduler import Scheduler
 from octavo.core.slo import MOST, SPEND, STRICT
-from octavo.core.steptime import StepFeatures, StepModel
+from octavo.core.steptime import GAMMA, StepFeatures, StepModel
 from octavo.errors import Overloaded, TenantLimit, TooTight, Unattainable
 
 FIRST_RATE = 0.25  # tokens a byte of a body, before any was seen
@@ -49,21 +49,34 @@ class Limits:
 
 @dataclass(slots=True)
 class Ticket:
-    """One request in the house, counted from its first byte."""
+    """One request in the house, counted from its first byte. key: what its body is known by."""
 
     tenant: str
     num_bytes: int
     tokens: float
+    key: int | None = None
     queued: bool = True
 
 
 class _Step(NamedTuple):
-    """Seconds of prefill in a step under load, and what it takes besides; and a token of a stream,
-    once all that waits and one more decode."""
+    """Steps under load. first, prefill: seconds of prefill in the next one and in each after it;
+    besides: what a step takes beside them; tpot: seconds a token of a stream, once all that waits
+    and one more decode."""
 
+    first: float
     prefill: float
     besides: float
     tpot: float
+
+    def seconds(self, work: float) -> float:
+        """Until so many seconds of prefill are done."""
+        more = work - self.first
+        steps = 1 + ceil(more / self.prefill) if more > 0.0 else 1
+        return work + steps * self.besides
+
+    def least(self, work: float) -> float:
+        """The same where it is part of more, whose steps are full."""
+        return work + max(0.0, work - self.first) / self.prefill * self.besides
 
 
 class Admission:
@@ -89,9 +102,13 @@ class Admission:
 
     # ---- the first gate -------------------------------------------------------------------------
 
-    def enter(self, tenant: str, num_bytes: int, slo: Slo, now: float) -> Ticket:
+    def enter(
+        self, tenant: str, num_bytes: int, slo: Slo, now: float, key: int | None = None
+    ) -> Ticket:
         """Count a request of so many bytes. Raises Overloaded, TenantLimit, Unattainable or
-        TooTight, and then counts nothing."""
+        TooTight, and then counts nothing. key: what the body is known by when it comes again: who
+        is refused for its deadlines here has a place too, for about as much as its bytes may be.
+        A place lets nobody past this gate: what fails here would at the second."""
         # More than one prompt can have is never computed: while such a body is parsed, to be
         # refused, it must not count as minutes of work and keep all others out.
         tokens = min(num_bytes * self.tokens_per_byte, self._scheduler.max_len)
@@ -113,15 +130,24 @@ class Admission:
             text = f"about {own:.0f} tokens of yours are being served (the cap is {most})"
             raise self._capped(TenantLimit(text, self._scheduler.retry_after()))
         if slo.ttft is not None and not slo.degrade and self._scheduler.policy.timed:
-            soonest = self._ttft(1, self._work(1, 0), now + slo.ttft, tenant, now, self._step())
-            if self._scheduler.model.gamma * soonest > slo.ttft:
-                why = "even a cached prompt would come too late"
-                if self._alone(1, 0) > slo.ttft:
-                    raise self._never(slo, why, Forecast(self._alone(1, 0), 0.0))
-                raise self._refusal(slo, tenant, Forecast(soonest, 0.0), why)
+            self._in_reach(tenant, tokens, slo, now, key)
         self.by_tenant[tenant] = own + tokens
         self.queued_tokens += tokens
-        return Ticket(tenant, num_bytes, tokens)
+        return Ticket(tenant, num_bytes, tokens, key)
+
+    def _in_reach(self, tenant: str, tokens: float, slo: Slo, now: float, key: int | None) -> None:
+        """Raises Unattainable or TooTight where even a cached prompt would come too late."""
+        ttft = slo.ttft or 0.0
+        soonest = self._ttft(1, self._work(1, 0), now + ttft, tenant, now, self._step(now))
+        if self._scheduler.model.gamma * soonest <= ttft:
+            return
+        why, alone = "even a cached prompt would come too late", self._alone([(1, 0)])
+        if alone > ttft:
+            raise self._never(slo, why, Forecast(alone, 0.0))
+        refusal = self._refusal(slo, tenant, Forecast(soonest, 0.0), why)
+        if key is not None:
+            self._come_back(refusal, key, Wanted(tenant, self._work(int(tokens), 0), ttft), now)
+        raise refusal
 
     def first_token(self, ticket: Ticket) -> None:
         """Its prompt waits no more."""
@@ -153,61 +179,66 @@ class Admission:
 
     # ---- the second gate ------------------------------------------------------------------------
 
-    def judge(self, request: Request, now: float) -> Request:
+    def judge(self, request: Request, now: float, key: int | None = None) -> Request:
         """The request as it is admitted: with a forecast, perhaps degraded (then it has no SLO and
         the flex tier). Raises Unattainable, or TooTight if it could not be kept in an empty house
-        either. Hand it to the scheduler next: it is counted already.
+        either. Hand it to the scheduler next: it is counted already. key: what it is known by when
+        it comes again, as the first gate had it; by default its tenant and its prompt.
         """
-        scheduler, slo = self._scheduler, request.slo
-        if not scheduler.policy.timed:
-            return request
-        if len(self.kept):
-            self.kept.take(known_by(request), now)
-        cached = scheduler.blocks.num_cached_tokens(request.namespace, request.prompt)
-        count = len(request.prompt) - cached
-        work = self._work(count, cached)
-        due = inf if slo.ttft is None else request.arrival + slo.ttft
-        step = self._step()
-        waited = max(0.0, now - request.arrival)
-        ttft = waited + self._ttft(count, work, due, request.tenant, now, step)
-        forecast = Forecast(ttft, step.tpot)
-        if not slo:
-            return request.forecast(forecast)
-        why = self._broken(request, forecast) or self._squeezed(due, work, now, step)
-        if why is None:
-            scheduler.expected[request.id] = (due, work)
-            return request.forecast(forecast)
-        if slo.degrade:
-            scheduler.stats.counters.degraded += 1
-            return replace(request, predicted=forecast, slo=NO_SLO, tier=Tier.FLEX)
-        alone = Forecast(self._alone(count, cached), self._stream(len(request.prompt)))
-        if (never := self._broken_by(request, alone)) is not None:
-            raise self._never(slo, never, alone)
-        refusal = self._refusal(slo, request.tenant, forecast, why)
-        self._come_back(refusal, request, work, now)
-        raise refusal
+        return self.judge_all((request,), now, key)[0]
 
-    def _come_back(self, refusal: Unattainable, request: Request, work: float, now: float) -> None:
-        """Keep a place for one that is refused, and tell it when that is."""
-        ttft = request.slo.ttft
-        if ttft is None:
-            return
-        within = ttft / max(self._scheduler.model.gamma, self._scheduler.margin.factor)
-        key = known_by(request)
-        refusal.retry_after = self.kept.keep(key, work, within, refusal.retry_after, now)
-        refusal.kept = key in self.kept
+    def judge_all(
+        self, requests: Sequence[Request], now: float, key: int | None = None
+    ) -> list[Request]:
+        """The same for the requests of one body, which want the same of time: all of them are
+        admitted, or all degraded, or none. They come back together, so they have one place."""
+        if not self._scheduler.policy.timed:
+            return list(requests)
+        placed = bool(self.kept) and self.kept.take(_known(requests, key), now)
+        admitted: list[Request] = []
+        for request in requests:
+            forecast, why = self._weighed(request, now, placed)
+            if why is None:
+                admitted.append(request.forecast(forecast))
+                continue
+            for one in admitted:
+                self.forget(one)
+            if request.slo.degrade:
+                self._scheduler.stats.counters.degraded += len(requests)
+                return [_degraded(one, forecast) for one in requests]
+            raise self._refused(requests, now, _known(requests, key), forecast, why)
+        return admitted
 
     def forget(self, request: Request) -> None:
         """An admitted request will not be added after all."""
         self._scheduler.expected.pop(request.id, None)
 
+    def _weighed(self, request: Request, now: float, placed: bool) -> tuple[Forecast, str | None]:
+        """The forecast of a request, and why it cannot be let in; if it can, it is counted.
+        placed: it has come back to a place that was kept for it."""
+        scheduler, slo = self._scheduler, request.slo
+        prompt = request.prompt
+        cached = scheduler.blocks.num_cached_tokens(request.namespace, prompt)
+        count = len(prompt) - cached
+        work = self._work(count, cached)
+        due = inf if slo.ttft is None else request.arrival + slo.ttft
+        step = self._step(now, request.params.n, len(prompt))
+        waited = max(0.0, now - request.arrival)
+        ttft = waited + self._ttft(count, work, due, request.tenant, now, step)
+        forecast = Forecast(ttft, step.tpot)
+        if not slo:
+            return forecast, None
+        why = self._broken(request, forecast) or self._squeezed(due, work, now, step, placed)
+        if why is None:
+            scheduler.expected[request.id] = (due, work)
+        return forecast, why
+
     def _broken(self, request: Request, forecast: Forecast) -> str | None:
         """Which promise cannot be kept, if any."""
         scheduler = self._scheduler
         gamma = scheduler.model.gamma
-        ttft = max(gamma, scheduler.margin.factor) * forecast.ttft
         tpot = gamma * forecast.tpot
-        own = self._broken_by(request, Forecast(ttft, tpot))
+        own = self._broken_by(request, self._factor * forecast.ttft, tpot)
         if own is not None:
             return own
         # What was promised to others is kept too, as far as it is being kept at all.
@@ -216,9 +247,14 @@ class Admission:
             return f"streams that were promised {promised:.1f} ms a token would break"
         return None
 
-    def _broken_by(self, request: Request, forecast: Forecast) -> str | None:
+    @property
+    def _factor(self) -> float:
+        """By which a first token's forecast is multiplied before it is promised."""
+        return max(self._scheduler.model.gamma, self._scheduler.margin.factor)
+
+    def _broken_by(self, request: Request, ttft: float, tpot: float) -> str | None:
         """Which of the request's own promises such times would break, if any."""
-        slo, (ttft, tpot) = request.slo, forecast
+        slo = request.slo
         if slo.ttft is not None and ttft > slo.ttft:
             return f"the first token would take {ttft * 1e3:.0f} ms"
         if slo.tpot is not None and tpot > STRICT * slo.tpot:
@@ -231,22 +267,6 @@ class Admission:
                 return f"about {output:.0f} tokens of output would take {seconds:.1f} s"
         return None
 
-    def _alone(self, count: int, cached: int) -> float:
-        """Seconds until `count` more tokens are computed where nothing else is, most likely."""
-        scheduler = self._scheduler
-        work = self._work(count, cached)
-        steps = -(-count // scheduler.capacity.max_tokens)
-        return self._at_best(work + steps * scheduler.model.coefficients.fixed)
-
-    def _stream(self, context: int) -> float:
-        """Seconds a token of the only stream, most likely."""
-        return self._at_best(self._scheduler.model.predict(StepFeatures(1, context, 0, 1, 1)))
-
-    def _at_best(self, seconds: float) -> float:
-        """The same at the pace of the long run, if the machine is slower now: who is refused for
-        good must not be let in a moment later."""
-        return seconds / max(1.0, self._scheduler.model.pace)
-
     def _work(self, count: int, cached: int) -> float:
         """Seconds that so many tokens behind `cached` ones add to steps."""
         return self._scheduler.house.prefill_seconds(cached, count)
@@ -255,48 +275,57 @@ class Admission:
         self, count: int, own: float, due: float, tenant: str, now: float, step: _Step
     ) -> float:
         """Seconds until `count` more tokens, `own` seconds of work, are computed, if due then."""
-        scheduler, (chunk, base, _) = self._scheduler, step
-        work = own + scheduler.seconds_ahead(due, tenant, own)
-        # The next step may take all by which the streams are ahead of their deadlines.
-        first = min(SPEND * scheduler.slack(now), MOST) / scheduler.model.gamma - base
-        ahead = work + (1 + ceil(max(0.0, work - max(first, chunk)) / chunk)) * base
+        scheduler = self._scheduler
+        ahead = step.seconds(own + scheduler.seconds_ahead(due, tenant, own))
         # Rows and blocks come free while others are computed.
-        if wait := self._wait_for_room(count, base):
-            ahead = max(ahead, wait + own + ceil(own / chunk) * base)
+        if wait := self._wait_for_room(count, step.besides):
+            ahead = max(ahead, wait + own + ceil(own / step.prefill) * step.besides)
         return scheduler.seconds_busy(now) + ahead
 
-    def _step(self) -> _Step:
-        """Of a step under load. Streams get their tokens when they are due and no sooner, so steps
-        last as long as the tightest was promised, in the mean, and all that waits decodes soon."""
+    def _step(self, now: float, rows: int = 1, context: int = 0) -> _Step:
+        """Steps under load, once `rows` more with so much context have come. Streams get their
+        tokens when they are due and no sooner, so steps last as long as the tightest was promised,
+        in the mean, and all that waits decodes soon."""
         scheduler = self._scheduler
         model = scheduler.model
-        step = min(scheduler.tightest, MOST)
-        tpot = model.gap + scheduler.decode_seconds(scheduler.num_waiting + 1)
+        tightest = scheduler.tightest
+        step = min(tightest, MOST)
+        more = scheduler.num_waiting + len(scheduler.expected) + rows
+        tpot = model.gap + scheduler.decode_seconds(more, rows, context)
         w = model.coefficients
         base = tpot if scheduler.num_running else model.gap + w.fixed
         whole = w.prefill(0, scheduler.capacity.max_tokens)
-        return _Step(min(max(step - base, LEAST_SHARE * step), whole), base, tpot)
+        prefill = min(max(step - base, LEAST_SHARE * step), whole)
+        # The next step may take all by which the streams are ahead of their deadlines.
+        first = min(SPEND * scheduler.slack(now), MOST) / model.gamma - base
+        return _Step(max(first, prefill), prefill, base, tpot)
 
-    def _squeezed(self, due: float, work: float, now: float, step: _Step) -> str | None:
+    def _squeezed(
+        self, due: float, work: float, now: float, step: _Step, placed: bool
+    ) -> str | None:
         """Whether one that waits, and is due later, would lose its promise to the newcomer: the
         processor demand of earliest-deadline-first, summed up to each deadline. Or one for whom a
-        place is kept: that one is not there yet, so its place can still be won back."""
-        waiting, kept = self._scheduler.backlog(), self.kept.backlog(now) if self.kept else []
-        if kept:
-            waiting = sorted([*waiting, *kept])
-        if not waiting or waiting[-1][0] <= due:
+        place is kept: that one is not there yet, so its place can still be won back. Who comes back
+        to its own was counted when the others were given theirs.
+
+        A place is for a forecast that leaves a margin (`by`), in the order of when it will be due.
+        """
+        scheduler = self._scheduler
+        places = self.kept.backlog(now) if self.kept and not placed else []
+        waiting = scheduler.backlog()
+        if not places and (not waiting or waiting[-1][0] <= due):
             return None
-        chunk, base, _ = step
-        rate = chunk / (chunk + base)
-        before = self._scheduler.seconds_busy(now)
-        for entry in waiting:
-            when, seconds = entry
-            before += seconds / rate
-            if when <= due or before + work / rate <= when - now:
+        line = [(when, seconds, when, False) for when, seconds in waiting]
+        if places:
+            line = sorted([*line, *((*place, True) for place in places)])
+        before, start = 0.0, now + scheduler.seconds_busy(now)
+        for when, seconds, by, kept in line:
+            before += seconds
+            if when <= due or start + step.least(before + work) <= by:
                 continue
-            if entry in kept:
+            if kept:
                 return "places are kept for others, who were told to come back"
-            if before <= when - now:
+            if start + step.least(before) <= by:
                 return "others that wait, and were promised theirs, would come too late"
         return None
 
@@ -319,6 +348,59 @@ class Admission:
         return ends * each
 
     # ---- refusals -------------------------------------------------------------------------------
+
+    def _refused(
+        self, requests: Sequence[Request], now: float, key: int, forecast: Forecast, why: str
+    ) -> Unattainable | TooTight:
+        """What to tell the requests of a body of which one cannot be kept: never, or when."""
+        first = requests[0]
+        needs = [self._needs(request) for request in requests]
+        alone = Forecast(self._alone(needs), self._stream(requests))
+        never = self._broken_by(first, *alone)
+        if never is not None:
+            return self._never(first.slo, never, alone)
+        refusal = self._refusal(first.slo, first.tenant, forecast, why)
+        if first.slo.ttft is not None:
+            work = sum([self._work(*need) for need in needs])
+            self._come_back(refusal, key, Wanted(first.tenant, work, first.slo.ttft), now)
+        return refusal
+
+    def _come_back(self, refusal: Unattainable, key: int, wanted: Wanted, now: float) -> None:
+        """Keep a place for one that is refused, and tell it when that is."""
+        within, step = wanted.ttft / self._factor, self._step(now)
+        alone = wanted.seconds + ceil(wanted.seconds / step.prefill) * step.besides
+        if alone > within and key not in self.kept:
+            # Beside the streams of now it would be late, were it the only one that waits: there is
+            # no place that others could leave it. While some have places there is no lull in sight.
+            if self.kept:
+                refusal.retry_after = max(refusal.retry_after, float(LATEST))
+            return
+        refusal.retry_after = self.kept.keep(key, wanted, within, refusal.retry_after, now)
+        refusal.kept = key in self.kept
+
+    def _needs(self, request: Request) -> tuple[int, int]:
+        """Tokens of its prompt that must be computed, behind so many that are cached."""
+        cached = self._scheduler.blocks.num_cached_tokens(request.namespace, request.prompt)
+        return len(request.prompt) - cached, cached
+
+    # Who is refused for good must not be let in a moment later: the machine is taken at its best,
+    # and with the least margin that promises ever have.
+
+    def _alone(self, needs: Sequence[tuple[int, int]]) -> float:
+        """Seconds within which prompts that need so much could be promised on an idle server."""
+        scheduler = self._scheduler
+        model, most = scheduler.model, scheduler.capacity.max_tokens
+        work = sum([self._work(*need) for need in needs])
+        steps = -(-sum([count for count, _ in needs]) // most)
+        return GAMMA[0] * (work + steps * model.coefficients.fixed) / max(1.0, model.pace)
+
+    def _stream(self, requests: Sequence[Request]) -> float:
+        """Seconds a token that they could be promised where nothing else decodes."""
+        scheduler = self._scheduler
+        rows = sum([request.params.n for request in requests])
+        context = max([len(request.prompt) for request in requests])
+        rows = min(rows, scheduler.capacity.max_rows)
+        return GAMMA[0] * scheduler.model.best(StepFeatures(rows, rows * context, 0, rows, rows))
 
     def _refusal(self, slo: Slo, tenant: str, forecast: Forecast, why: str) -> Unattainable:
         late = 0.0 if slo.ttft is None else forecast.ttft - slo.ttft
@@ -360,3 +442,18 @@ def _asked(slo: Slo) -> str:
     """The deadlines in words."""
     wanted = (("ttft", slo.ttft), ("tpot", slo.tpot), ("e2e", slo.e2e))
     return ", ".join(f"{name} {value * 1e3:g} ms" for name, value in wanted if value is not None)
+
+
+def _known(requests: Sequence[Request], key: int | None) -> int:
+    """What the requests of a body are known by when they come again."""
+    return known_by(*requests) if key is None else key
+
+
+def known_by(*requests: Request) -> int:
+    """What requests are known by when they come again, where nobody saw the body."""
+    return hash(tuple((one.tenant, one.namespace, one.prompt.tobytes()) for one in requests))
+
+
+def _degraded(request: Request, forecast: Forecast) -> Request:
+    """The same without promises."""
+    return replace(request, predicted=forecast, slo=NO_SLO, tier=Tier.FLEX)

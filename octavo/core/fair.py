@@ -241,8 +241,8 @@ class Fair:
             seconds += max(0.0, share - lead) + min(lag, most)
         return seconds
 
-    def backlog(self) -> list[tuple[float, float]]:
-        return []
+    def backlog(self) -> None:
+        return None
 
     def tidy(self, num_waiting: int) -> None:
         for order in self._orders.values():

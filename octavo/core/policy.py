@@ -96,8 +96,9 @@ class Order(Protocol):
         as long as it has `work` seconds to do, between its parts."""
         ...
 
-    def backlog(self) -> list[tuple[float, float]]:
-        """(deadline, seconds of prefill) of what waits, soonest first, where that is the order."""
+    def backlog(self) -> list[tuple[float, float]] | None:
+        """(deadline, seconds of prefill) of what waits, soonest first; None where that is not the
+        order."""
         ...
 
     def tidy(self, num_waiting: int) -> None:
@@ -230,8 +231,8 @@ class Standing:
         house = self._house
         return sum(house.prefill_seconds(0, len(seq.tokens)) for seq in self._waiting)
 
-    def backlog(self) -> list[tuple[float, float]]:
-        return []
+    def backlog(self) -> None:
+        return None
 
     def tidy(self, num_waiting: int) -> None:
         self._waiting.tidy(num_waiting)

@@ -10,9 +10,10 @@ import reprlib
 from array import array
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum, IntEnum, StrEnum
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NewType, Protocol
 
 from octavo.core.history import Record
@@ -309,22 +310,11 @@ class Request:
 
     def forecast(self, predicted: Forecast) -> Request:
         """The same with a forecast; `dataclasses.replace` takes twice as long, at every door."""
-        return Request(
-            self.id,
-            self.prompt,
-            self.params,
-            self.arrival,
-            self.seed,
-            self.stop_ids,
-            self.priority,
-            self.tenant,
-            self.namespace,
-            self.watcher,
-            self.prediction,
-            self.slo,
-            self.tier,
-            predicted,
-        )
+        return Request(*_asked(self), predicted)
+
+
+# All that a request is but what was forecast of it, which is the last field.
+_asked = attrgetter(*(field.name for field in fields(Request) if field.name != "predicted"))
 
 
 class State(Enum):

@@ -537,19 +537,29 @@ class Scheduler:
         begins = any(s.num_scheduled == len(s.tokens) for s in tuple(self._reading))
         return min(least, self.tightest) if begins else least
 
-    def decode_seconds(self, more: int = 0) -> float:
-        """Predicted seconds of a step in which all that run, and `more` like them, decode."""
-        rows = max(1, min(self._moving + more, self.capacity.max_rows))
-        return self.model.decoding(rows, rows * self._mean_context)
+    def decode_seconds(self, more: int = 0, rows: int = 0, context: int = 0) -> float:
+        """Predicted seconds of a step in which all that run, and `more` like them, decode; so many
+        `rows` of these with that much context, if that is more than the others have."""
+        total, mean = max(1, min(self._moving + more, self.capacity.max_rows)), self._mean_context
+        beyond = min(rows, total) * max(0.0, context - mean)
+        return self.model.decoding(total, total * mean + beyond)
 
     def seconds_busy(self, now: float) -> float:
         """Predicted seconds until the step that runs now is over."""
         return max(0.0, self._busy_until - now) if self._shapes else 0.0
 
     def backlog(self) -> list[tuple[float, float]]:
-        """(deadline, seconds of prefill) of what waits for a first token, soonest first; empty
-        where the policy has another order."""
-        return self._order.backlog()
+        """(deadline, seconds of prefill) of what has no first token yet, soonest first: what was
+        started, as due at once, what waits, and what the door let in and nobody has added yet.
+        Empty where the policy has another order."""
+        waiting = self._order.backlog()
+        if waiting is None:
+            return []
+        if self.expected:
+            waiting = sorted([*waiting, *list(self.expected.values())])
+        if self._reading:
+            waiting.insert(0, (-inf, self._seconds_started()))
+        return waiting
 
     def seconds_ahead(self, due: float, tenant: str, work: float = 0.0) -> float:
         """Predicted seconds of prefill before a newcomer with that deadline and that much `work`:
@@ -557,12 +567,15 @@ class Scheduler:
         seconds = self._order.ahead(due, tenant, work)
         if self.expected:
             seconds += sum([more for by, more in list(self.expected.values()) if by <= due])
-        if self._reading:
-            w = self.model.coefficients
-            for seq in tuple(self._reading):
-                count = len(seq.tokens) - seq.num_scheduled
-                if count > 1 and seq.state is State.RUNNING:
-                    seconds += w.prefill(seq.num_scheduled, count)
+        return seconds + self._seconds_started() if self._reading else seconds
+
+    def _seconds_started(self) -> float:
+        """Predicted seconds of prefill that is left of prompts that were started."""
+        w, seconds = self.model.coefficients, 0.0
+        for seq in tuple(self._reading):
+            count = len(seq.tokens) - seq.num_scheduled
+            if count > 1 and seq.state is State.RUNNING:
+                seconds += w.prefill(seq.num_scheduled, count)
         return seconds
 
     @property

@@ -336,9 +336,16 @@ class StepModel:
         fit = self._mixed if features.prefill_area > 0.0 else self._decode
         return fit.seconds(features)
 
+    def best(self, features: StepFeatures) -> float:
+        """Seconds of a step of that shape, now or in the long run: whichever is sooner."""
+        fit = self._mixed if features.prefill_area > 0.0 else self._decode
+        return min(1.0, fit.pace) * fit.seconds(features)
+
     def most_tokens(self, features: StepFeatures, start: int, seconds: float) -> float:
         """How many tokens from `start` on may be added to a step of that shape so that it takes
-        at most `seconds`: the positive root of a quadratic on either side of the knee."""
+        at most `seconds`: the positive root of a quadratic on either side of the knee. By the line:
+        an edge is of the tokens that the step will have, which the answer decides, and after it who
+        asks rounds down; edges are a few per cent, less than what a step leaves of the slack."""
         w = self.coefficients
         left = seconds - w.seconds(features) - w.sample
         if left <= 0.0:
@@ -395,7 +402,8 @@ class StepModel:
         self._spread = sizes[len(sizes) // 2]
         # A few wild steps are no drift: the latest ones' trimmed mean decides.
         late = sorted(map(abs, recent[:LATE]))[: LATE * 7 // 8]
-        off = sum(late) / len(late) > DRIFT or not FAR[0] < self.pace < FAR[1]
+        paces = (self._mixed.pace, self._decode.pace)  # few of the errors may be of one kind
+        off = sum(late) / len(late) > DRIFT or not FAR[0] < min(paces) <= max(paces) < FAR[1]
         self.drifting = len(recent) >= LATE and off
         if len(recent) >= LATE:
             slower = sorted([1.0 / (1.0 + error) for error in recent])  # seconds / predicted

@@ -8,7 +8,7 @@ in the middle of a stream are written as they are delivered, without waking the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from octavo.core.admission import Admission
 from octavo.core.admission import Ticket as Counted
 from octavo.core.request import Request
-from octavo.errors import OctavoError, Overloaded
+from octavo.errors import Overloaded
 from octavo.server.deadlines import in_force
 from octavo.server.decoding import Ignored, said_ignored
 from octavo.server.driver import Admitted, Driver, Failed, News, Ticket
@@ -54,23 +54,10 @@ class Exchange:
         self.first: float | None = None
         self.scheduled: float | None = None  # these two of one that was left, as far as it came
         self.pace: float | None = None
-        requests = self._judged(job.requests)
+        requests = admission.judge_all(job.requests, driver.clock(), counted.key)
         self.ticket = Ticket(requests)
         self.reply = Reply(job.asked, job.shape, requests)
         self.outcome = "error"
-
-    def _judged(self, asked: Sequence[Request]) -> list[Request]:
-        """The requests as they are admitted: all of one body, or none. Raises `Unattainable` or
-        `TooTight`."""
-        admitted: list[Request] = []
-        try:
-            for request in asked:
-                admitted.append(self.admission.judge(request, self.driver.clock()))
-        except OctavoError:
-            for request in admitted:
-                self.admission.forget(request)
-            raise
-        return admitted
 
     def _said(self) -> list[tuple[bytes, bytes]]:
         """What is promised, as headers: the deadlines in force and the first token's forecast."""

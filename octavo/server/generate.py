@@ -61,7 +61,9 @@ class Generate:
         deadline = Deadline(limit)
         with service.meters.enter(trace.meter) as lease:
             # Counted before it is parsed: a flood must not be tokenised before it is refused.
-            ticket = service.admission.enter(key.name if key else "", len(data), asked, arrival)
+            name = key.name if key else ""
+            known = hash((name, data)) if service.deadlines.kept else None  # when it comes again
+            ticket = service.admission.enter(name, len(data), asked, arrival, known)
             service.occupancy.enter()
             try:
                 visit = Visit(key, arrival, asked)

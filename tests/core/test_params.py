@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from typing import Any
 
 import pytest
 
-from octavo.core.request import SamplingParams, shown
+from octavo.core.request import Forecast, Request, SamplingParams, Slo, Tier, shown
 from octavo.errors import InvalidRequest
 
 
@@ -61,3 +62,17 @@ def test_a_repetition_penalty_cannot_make_a_logit_infinite(penalty: float) -> No
 def test_what_is_shown_is_short() -> None:
     assert shown("x" * 10**6) != "x" * 10**6
     assert all(len(shown(value)) < 200 for value in (*STRANGE, (0,) * 10**6, "x" * 10**6))
+
+
+def test_a_forecast_changes_nothing_else_of_a_request() -> None:
+    """Whatever fields there are: each has a value of its own here, and another default."""
+    fields = dataclasses.fields(Request)
+    values: dict[str, Any] = {field.name: object() for field in fields}
+    values |= {"prompt": array("i", [1]), "slo": Slo(ttft=1.0), "tier": Tier.FLEX}
+    asked = Request(**values)
+    told = asked.forecast(Forecast(1.0, 0.1))
+    for field in fields:
+        if field.name != "predicted":
+            assert getattr(told, field.name) is values[field.name], field.name
+    assert told.predicted == Forecast(1.0, 0.1)
+    assert fields[-1].name == "predicted"

@@ -108,6 +108,23 @@ def test_a_machine_that_slows_down_is_noticed_and_followed() -> None:
     assert mape(model, 1.5) < 0.04
 
 
+def test_decodes_that_slow_down_among_many_mixed_steps_are_noticed() -> None:
+    """One step in twelve decodes, so hardly any of the latest errors are of decodes."""
+    model = StepModel(TRUE)
+    mixed = [step for step in shapes(8000) if step.prefill_area]
+    decodes = [step for step in shapes(8000, seed=3) if not step.prefill_area]
+    noticed = [0, 0]
+    for i in range(3600):
+        step = decodes[i // 12] if not i % 12 else mixed[i]
+        slow = 1.6 if i >= 2400 and not step.prefill_area else 1.0
+        model.observe(step, slow * TRUE.seconds(step))
+        noticed[i >= 2400] += model.drifting
+    assert not noticed[0]
+    assert noticed[1]
+    assert model.predict(decodes[-1]) == pytest.approx(1.6 * TRUE.seconds(decodes[-1]), rel=0.1)
+    assert model.predict(mixed[-1]) == pytest.approx(TRUE.seconds(mixed[-1]), rel=0.1)
+
+
 def test_a_clock_that_rises_and_falls_is_followed_by_the_pace() -> None:
     rng, model = random.Random(4), StepModel(prior(1.0))
     errors = []
@@ -197,6 +214,15 @@ def test_the_error_is_that_of_predictions_made_beforehand() -> None:
     model.observe(step, 2 * TRUE.seconds(step))
     assert model.error() == pytest.approx((0.5, -0.5), rel=1e-3)
     assert StepModel(TRUE).error() == (0.0, 0.0)
+
+
+def test_the_best_of_a_step_is_at_its_own_kind_s_pace_or_that_of_the_long_run() -> None:
+    model = StepModel(TRUE)
+    decode, mixed = StepFeatures().plus(900, 1, 1), StepFeatures().plus(0, 90, 1)
+    for fit, step in ((model._decode, decode), (model._mixed, mixed)):
+        for pace in (0.8, 1.3):
+            fit.pace = pace
+            assert model.best(step) == min(model.predict(step), model.usual(step))
 
 
 def test_without_evidence_the_prior_predicts() -> None:
