@@ -98,6 +98,7 @@ def measure(
         "model": assembly.name,
         "requests": count,
         "asked_requests": plan.requests,
+        "rounds": plan.repeats,
         "rows": plan.rows,
         "mean_prompt": prompt,
         "mean_output": output,
@@ -144,7 +145,7 @@ def finding(values: dict[str, Any]) -> Finding:
     title = (
         f"{values['model']}: {values['requests']} requests a run, {values['mean_prompt']:.0f} "
         f"prompt and {values['mean_output']:.0f} output tokens on average, {values['rows']} rows; "
-        "medians (least–most)"
+        f"{stage.spread(values['rounds'])}"
     )
     says = (_says(values), *_fewer(values), *stage.busy_note(values))
     return Finding(values, (Sheet(title, HEAD, rows),), says, lambda path: draw(values, path))
@@ -242,6 +243,6 @@ def draw(values: dict[str, Any], path: str) -> None:
     plots.headline(
         drawing,
         f"Under load, continuous batching writes {gain:.1f} times the tokens of one at a time",
-        f"{values['model']}; medians, bars from the least to the most of the repeats",
+        f"{values['model']}; {stage.bars(values['rounds'])}",
     )
     plots.save(drawing, path)

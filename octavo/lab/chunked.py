@@ -152,7 +152,8 @@ def finding(values: dict[str, Any]) -> Finding:
     )  # fmt: skip
     title = (
         f"{values['model']}: {values['streams']} streams, {values['prompts']} prompts of "
-        f"{values['prompt']} tokens arrive beside them; medians (least–most)"
+        f"{values['prompt']} tokens arrive beside them; "
+        f"{stage.spread(values['had']['rounds'])}"
     )
     says = (_says(values), *stage.shortened(values), *stage.busy_note(values))
     return Finding(values, (Sheet(title, HEAD, rows),), says, lambda path: draw(values, path))
@@ -173,11 +174,14 @@ def _says(values: dict[str, Any]) -> str:
             "everything together takes no longer: steps this small are bound by arithmetic on this "
             "machine already, and it is the same arithmetic"
         )
+    wait = f"comes {later:.2f} times as late, for the streams' tokens go in between"
+    if later < 1.05:
+        wait = "comes no later in these runs"
     return (
         f"A prompt of {values['prompt']} tokens in one step holds every stream up for "
         f"{most * 1e3:.0f} ms; with {first['tokens']} tokens a step the longest pause is "
         f"{least * 1e3:.0f} ms, {most / least:.1f} times shorter. The prompt's own first token "
-        f"comes {later:.2f} times as late, for the streams' tokens go in between; {everything}. "
+        f"{wait}; {everything}. "
         "The floor is the streams alone: "
         f"{values['alone_itl_s']['median'] * 1e3:.1f} ms a token (P50), which no chunk can better."
     )
@@ -223,7 +227,7 @@ def draw(values: dict[str, Any], path: str) -> None:
         drawing,
         f"Chunked prefill: pauses beside a long prompt are {shorter:.0f} times shorter",
         f"{values['model']}, {values['streams']} streams, prompts of {values['prompt']} tokens; "
-        "medians, bars from the least to the most",
+        f"{stage.bars(values['had']['rounds'])}",
     )
     plots.save(drawing, path)
 

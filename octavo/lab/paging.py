@@ -171,7 +171,8 @@ def finding(values: dict[str, Any]) -> Finding:
     )  # fmt: skip
     title = (
         f"{values['model']}: {values['requests']} requests at once, {values['mean_tokens']:.0f} "
-        f"tokens each on average, in {values['pool']} tokens of KV memory; medians (least–most)"
+        f"tokens each on average, in {values['pool']} tokens of KV memory; "
+        f"{stage.spread(values['had']['rounds'])}"
     )
     says = (_says(values), *stage.shortened(values), *stage.busy_note(values))
     return Finding(values, (Sheet(title, HEAD, rows),), says, lambda path: draw(values, path))

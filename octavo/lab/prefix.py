@@ -170,7 +170,8 @@ def _burst_sheet(values: dict[str, Any]) -> Sheet:
     )  # fmt: skip
     title = (
         f"{values['model']}: a burst of {values['requests']} requests, a system prompt of "
-        f"{values['system']} tokens and {values['own']} of their own; medians (least–most)"
+        f"{values['system']} tokens and {values['own']} of their own; "
+        f"{stage.spread(values['had']['rounds'])}"
     )
     return Sheet(title, head, rows)
 

@@ -188,6 +188,11 @@ def _values(
     }  # fmt: skip
 
 
+def _counted(values: dict[str, Any]) -> int:
+    """Rounds that are shown: those that were an overload, or all where none was."""
+    return sum(one["counts"] for one in values["rounds"]) or len(values["rounds"])
+
+
 def least_load(asked: float) -> float:
     """What the load must have been for a round to count: half of the overload that was asked."""
     return 1.0 + (asked - 1.0) / 2 if asked > 1.0 else 0.0
@@ -286,7 +291,8 @@ def finding(values: dict[str, Any]) -> Finding:
     )  # fmt: skip
     title = (
         f"{values['model']}: {values['requests']} requests at {values['offered_per_s']:.1f}/s, "
-        f"{values['measured_load']:.2f} times what the engine could serve; medians (least–most)"
+        f"{values['measured_load']:.2f} times what the engine could serve; "
+        f"{stage.spread(_counted(values))}"
     )
     says = (_objectives(values), _says(values), *stage.busy_note(values))
     return Finding(values, (Sheet(title, head, rows),), says, lambda path: draw(values, path))
@@ -459,7 +465,7 @@ def draw(values: dict[str, Any], path: str) -> None:
         drawing,
         head,
         f"{values['model']}, {values['measured_load']:.2f} times the load that the engine could "
-        "serve; medians, bars from the least to the most",
+        f"serve; {stage.bars(_counted(values))}",
     )
     plots.save(drawing, path)
 

@@ -273,6 +273,16 @@ def shown(figure: Mapping[str, float], scale: float = 1.0, digits: int = 0) -> s
     return text if low == high else f"{text} ({low}–{high})"
 
 
+def spread(rounds: int) -> str:
+    """What the figures of a table are; of one round there is no median."""
+    return f"medians of {rounds} (least–most)" if rounds > 1 else "one run of each"
+
+
+def bars(rounds: int) -> str:
+    """The same of a plot."""
+    return f"medians of {rounds}, bars from the least to the most" if rounds > 1 else spread(1)
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """Interpolated linearly, as everywhere here."""
     found = sorted(values)
