@@ -31,7 +31,7 @@ from octavo.config import (
 )
 from octavo.errors import OctavoError, in_words
 from octavo.lab.commands import lab
-from octavo.terminal import OurGroup
+from octavo.terminal import OurGroup, refuse_given
 from octavo.terminal import assembled as _assemble
 from octavo.terminal import config_file as _config_file
 from octavo.terminal import loaded as _load
@@ -57,6 +57,7 @@ Examples:
 """
 
 INTERRUPTED = 130
+NO_SYSTEM = "--system goes into a chat template"
 MOST = 1024  # tokens of an answer of which nobody said how long it may be
 
 
@@ -170,9 +171,13 @@ def run(prompt: tuple[str, ...], raw: bool, as_json: bool, quiet: bool, **flags:
     if not (text if raw else text.strip()):
         piped = "standard input gave no text" if "-" in prompt else 'give text, or "-" and a pipe'
         raise click.ClickException(f"the prompt is empty: {piped}")
+    if raw and talk.system:
+        raise click.UsageError(f"{NO_SYSTEM}, and --raw uses none: leave one of them out")
     start = time.monotonic()
     llm = _load(engine, quiet)
     if llm.assembly.template is None and not raw:
+        if talk.system:
+            raise click.ClickException(f"{NO_SYSTEM}, and this model has none")
         _note("this model has no chat template: the text is continued as it is", quiet)
     if raw or llm.assembly.template is None:
         ids = llm.tokenizer.encode(text)
@@ -581,6 +586,7 @@ def pull(name: str | None, file: str | None, as_json: bool) -> None:
     from octavo.models.registry import MODELS
 
     if name is None:
+        refuse_given(("file",), "without a NAME the named models are listed")
         _list_models([(model, hub.cached(model)) for model in MODELS.values()], as_json)
         return
     with loading_bar() as told:

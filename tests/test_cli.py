@@ -522,3 +522,18 @@ def test_a_file_that_is_not_there_is_named_before_any_work(
     assert shown.exit_code in (1, 2), shown.output
     assert path in " ".join(shown.output.split())
     assert not isinstance(shown.exception, AssertionError)
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("run hello --raw --system x", "--system"),
+        ("pull --file x", "--file"),
+        ("bench serve http://127.0.0.1:1 --concurrency 2 --rate 3", "--rate"),
+    ],
+)
+def test_no_flag_is_ignored(words: str, flag: str, fake: list[EngineConfig]) -> None:
+    shown = call(*words.split())
+    assert shown.exit_code == 2
+    assert flag in shown.output
+    assert not fake  # no model was loaded for it

@@ -19,6 +19,7 @@ from octavo.terminal import (
     numbers,
     plain_table,
     plot_option,
+    refuse_given,
     rich_table,
 )
 
@@ -380,6 +381,8 @@ def serve(url: str, plot: str | None, as_json: bool, **flags: Any) -> None:
     from octavo.benchmark import serve as room
     from octavo.terminal import progress
 
+    if flags["concurrency"] is not None:
+        refuse_given(("rate",), "with --concurrency a client sends when it has its answer")
     if plot:
         plots.require()
     plan = _serve_plan(flags)
