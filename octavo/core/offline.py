@@ -83,7 +83,7 @@ class Behind:
     def ahead(self, due: float, tenant: str, work: float) -> float:
         return self._within.ahead(due, tenant, work)
 
-    def backlog(self) -> list[tuple[float, float]]:
+    def backlog(self) -> list[tuple[float, float]] | None:
         return self._within.backlog()
 
     def tidy(self, num_waiting: int) -> None:

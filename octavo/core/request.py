@@ -310,7 +310,7 @@ class Request:
 
     def forecast(self, predicted: Forecast) -> Request:
         """The same with a forecast; `dataclasses.replace` takes twice as long, at every door."""
-        return Request(*_asked(self), predicted)
+        return Request(*(*_asked(self), predicted))
 
 
 # All that a request is but what was forecast of it, which is the last field.

@@ -39,7 +39,7 @@ STAGES = [
     ("octavo.server.protocol", "sampling"),
     ("octavo.door", "Door.request"),
     ("octavo.core.admission", "Admission.learn"),
-    ("octavo.core.admission", "Admission.judge"),
+    ("octavo.core.admission", "Admission.judge_all"),
     ("octavo.server.exchange", "Exchange.__init__"),
     ("octavo.server.traces", "Traces.enter"),
     ("octavo.core.scheduler", "Scheduler.add"),
