@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from octavo.core.kept import LATEST, Kept, Wanted
 from octavo.core.request import NO_SLO, Forecast, Request, Slo, Tier
-from octavo.core.scheduler import Scheduler
+from octavo.core.scheduler import Load, Scheduler
 from octavo.core.slo import MOST, SPEND, STRICT
 from octavo.core.steptime import GAMMA, StepFeatures, StepModel
 from octavo.errors import Overloaded, TenantLimit, TooTight, Unattainable
@@ -32,6 +32,8 @@ from octavo.errors import Overloaded, TenantLimit, TooTight, Unattainable
 FIRST_RATE = 0.25  # tokens a byte of a body, before any was seen
 FOLLOW = 0.05
 LEAST_SHARE = 0.05  # of the steps' time that prefill has in any case
+
+_Need = tuple[int, int]  # tokens of a prompt that must be computed, behind so many that are cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +60,20 @@ class Ticket:
     queued: bool = True
 
 
-class _Step(NamedTuple):
-    """Steps under load. first, prefill: seconds of prefill in the next one and in each after it;
-    besides: what a step takes beside them; tpot: seconds a token of a stream, once all that waits
-    and one more decode."""
+class _Steps(NamedTuple):
+    """Steps under a load. coming: rows that wait, and the newcomer's. first, prefill: seconds of
+    prefill in the next one and in each after it; besides: what a step takes beside them; tpot:
+    seconds a token of a stream, once all that comes decodes."""
 
+    load: Load
+    coming: int
     first: float
     prefill: float
     besides: float
     tpot: float
 
     def seconds(self, work: float) -> float:
-        """Until so many seconds of prefill are done."""
+        """From the next one's start until so many seconds of prefill are done."""
         more = work - self.first
         steps = 1 + ceil(more / self.prefill) if more > 0.0 else 1
         return work + steps * self.besides
@@ -120,8 +124,7 @@ class Admission:
             raise self._capped(Overloaded(text, self._scheduler.retry_after()))
         most_seconds = limits.queued_seconds
         if most_seconds is not None and self.queued_tokens:
-            w = self._scheduler.model.coefficients
-            seconds = (self.queued_tokens + tokens) * (w.token + w.bend)
+            seconds = (self.queued_tokens + tokens) * self._scheduler.model.per_token
             if seconds > most_seconds:
                 text = f"about {seconds:.0f} s of prompts wait (the cap is {most_seconds:g} s)"
                 raise self._capped(Overloaded(text, seconds - most_seconds))
@@ -138,7 +141,7 @@ class Admission:
     def _in_reach(self, tenant: str, tokens: float, slo: Slo, now: float, key: int | None) -> None:
         """Raises Unattainable or TooTight where even a cached prompt would come too late."""
         ttft = slo.ttft or 0.0
-        soonest = self._ttft(1, self._work(1, 0), now + ttft, tenant, now, self._step(now))
+        soonest = self._ttft(1, self._work(1, 0), now + ttft, tenant, self._steps(now)) - now
         if self._scheduler.model.gamma * soonest <= ttft:
             return
         why, alone = "even a cached prompt would come too late", self._alone([(1, 0)])
@@ -197,7 +200,7 @@ class Admission:
         placed = bool(self.kept) and self.kept.take(_known(requests, key), now)
         admitted: list[Request] = []
         for request in requests:
-            forecast, why = self._weighed(request, now, placed)
+            forecast, why = self._weighed(request, self._needs(request), now, placed)
             if why is None:
                 admitted.append(request.forecast(forecast))
                 continue
@@ -213,37 +216,34 @@ class Admission:
         """An admitted request will not be added after all."""
         self._scheduler.expected.pop(request.id, None)
 
-    def _weighed(self, request: Request, now: float, placed: bool) -> tuple[Forecast, str | None]:
+    def _weighed(
+        self, request: Request, need: _Need, now: float, placed: bool
+    ) -> tuple[Forecast, str | None]:
         """The forecast of a request, and why it cannot be let in; if it can, it is counted.
         placed: it has come back to a place that was kept for it."""
-        scheduler, slo = self._scheduler, request.slo
-        prompt = request.prompt
-        cached = scheduler.blocks.num_cached_tokens(request.namespace, prompt)
-        count = len(prompt) - cached
-        work = self._work(count, cached)
+        slo, work = request.slo, self._work(*need)
         due = inf if slo.ttft is None else request.arrival + slo.ttft
-        step = self._step(now, request.params.n, len(prompt))
-        waited = max(0.0, now - request.arrival)
-        ttft = waited + self._ttft(count, work, due, request.tenant, now, step)
-        forecast = Forecast(ttft, step.tpot)
+        steps = self._steps(now, request.params.n, len(request.prompt))
+        ttft = self._ttft(need[0], work, due, request.tenant, steps)
+        forecast = Forecast(ttft - request.arrival, steps.tpot)
         if not slo:
             return forecast, None
-        why = self._broken(request, forecast) or self._squeezed(due, work, now, step, placed)
+        why = self._broken(request, forecast, steps.load)
         if why is None:
-            scheduler.expected[request.id] = (due, work)
+            why = self._squeezed(due, work, now, steps, placed)
+        if why is None:
+            self._scheduler.expected[request.id] = (due, work)
         return forecast, why
 
-    def _broken(self, request: Request, forecast: Forecast) -> str | None:
+    def _broken(self, request: Request, forecast: Forecast, load: Load) -> str | None:
         """Which promise cannot be kept, if any."""
-        scheduler = self._scheduler
-        gamma = scheduler.model.gamma
-        tpot = gamma * forecast.tpot
+        tpot = self._scheduler.model.gamma * forecast.tpot
         own = self._broken_by(request, self._factor * forecast.ttft, tpot)
         if own is not None:
             return own
         # What was promised to others is kept too, as far as it is being kept at all.
-        if scheduler.tightest < tpot:
-            promised = scheduler.tightest * 1e3
+        if load.tightest < tpot:
+            promised = load.tightest * 1e3
             return f"streams that were promised {promised:.1f} ms a token would break"
         return None
 
@@ -269,39 +269,35 @@ class Admission:
 
     def _work(self, count: int, cached: int) -> float:
         """Seconds that so many tokens behind `cached` ones add to steps."""
-        return self._scheduler.house.prefill_seconds(cached, count)
+        return self._scheduler.model.prefilling(cached, count)
 
-    def _ttft(
-        self, count: int, own: float, due: float, tenant: str, now: float, step: _Step
-    ) -> float:
-        """Seconds until `count` more tokens, `own` seconds of work, are computed, if due then."""
-        scheduler = self._scheduler
-        ahead = step.seconds(own + scheduler.seconds_ahead(due, tenant, own))
+    def _ttft(self, count: int, own: float, due: float, tenant: str, steps: _Steps) -> float:
+        """When `count` more tokens, `own` seconds of work, are computed, if due then."""
+        ahead = steps.seconds(own + self._scheduler.seconds_ahead(due, tenant, own))
         # Rows and blocks come free while others are computed.
-        if wait := self._wait_for_room(count, step.besides):
-            ahead = max(ahead, wait + own + ceil(own / step.prefill) * step.besides)
-        return scheduler.seconds_busy(now) + ahead
+        if wait := self._wait_for_room(count, steps):
+            ahead = max(ahead, wait + own + ceil(own / steps.prefill) * steps.besides)
+        return steps.load.start + ahead
 
-    def _step(self, now: float, rows: int = 1, context: int = 0) -> _Step:
+    def _steps(self, now: float, rows: int = 1, context: int = 0) -> _Steps:
         """Steps under load, once `rows` more with so much context have come. Streams get their
         tokens when they are due and no sooner, so steps last as long as the tightest was promised,
         in the mean, and all that waits decodes soon."""
         scheduler = self._scheduler
-        model = scheduler.model
-        tightest = scheduler.tightest
-        step = min(tightest, MOST)
-        more = scheduler.num_waiting + len(scheduler.expected) + rows
-        tpot = model.gap + scheduler.decode_seconds(more, rows, context)
-        w = model.coefficients
-        base = tpot if scheduler.num_running else model.gap + w.fixed
-        whole = w.prefill(0, scheduler.capacity.max_tokens)
-        prefill = min(max(step - base, LEAST_SHARE * step), whole)
+        model, load = scheduler.model, scheduler.load(now)
+        coming = load.waiting + len(scheduler.expected) + rows
+        tpot = model.gap + scheduler.decode_seconds(coming, rows, context)
+        base = tpot if load.running else model.gap + model.coefficients.fixed
+        length = min(load.tightest, MOST)
+        whole = model.prefilling(0, scheduler.capacity.max_tokens)
+        prefill = min(max(length - base, LEAST_SHARE * length), whole)
         # The next step may take all by which the streams are ahead of their deadlines.
-        first = min(SPEND * scheduler.slack(now), MOST) / model.gamma - base
-        return _Step(max(first, prefill), prefill, base, tpot)
+        slack = min(SPEND * (load.due - load.start), MOST)
+        first = max(slack / model.gamma - base, prefill)
+        return _Steps(load, coming, first, prefill, base, tpot)
 
     def _squeezed(
-        self, due: float, work: float, now: float, step: _Step, placed: bool
+        self, due: float, work: float, now: float, steps: _Steps, placed: bool
     ) -> str | None:
         """Whether one that waits, and is due later, would lose its promise to the newcomer: the
         processor demand of earliest-deadline-first, summed up to each deadline. Or one for whom a
@@ -318,33 +314,32 @@ class Admission:
         line = [(when, seconds, when, False) for when, seconds in waiting]
         if places:
             line = sorted([*line, *((*place, True) for place in places)])
-        before, start = 0.0, now + scheduler.seconds_busy(now)
+        before, start = 0.0, steps.load.start
         for when, seconds, by, kept in line:
             before += seconds
-            if when <= due or start + step.least(before + work) <= by:
+            if when <= due or start + steps.least(before + work) <= by:
                 continue
             if kept:
                 return "places are kept for others, who were told to come back"
-            if start + step.least(before) <= by:
+            if start + steps.least(before) <= by:
                 return "others that wait, and were promised theirs, would come too late"
         return None
 
-    def _wait_for_room(self, count: int, step: float) -> float:
+    def _wait_for_room(self, count: int, steps: _Steps) -> float:
         """Seconds until there are a row and blocks for it, if there are none now: the running
         sequences end one after another."""
-        scheduler = self._scheduler
-        running = scheduler.num_running
+        scheduler, running = self._scheduler, steps.load.running
         if not running:
             return 0.0
         blocks = scheduler.blocks
-        rows = running + scheduler.num_waiting + 1 - scheduler.capacity.max_rows
+        rows = running + steps.coming - scheduler.capacity.max_rows
         lack = blocks.blocks_for(count + 1) - blocks.num_available
-        ends = max(0.0, rows, lack / max(1.0, blocks.num_held / running))
-        if not ends:
+        if rows <= 0 and lack <= 0:
             return 0.0
+        ends = max(rows, lack / max(1.0, blocks.num_held / running))
         output = scheduler.reserve.output("", scheduler.max_len)
         # Where all began at once ends are rarer than lengths say.
-        each = max(max(1.0, output) * step / running, scheduler.stats.seconds_per_end)
+        each = max(max(1.0, output) * steps.besides / running, scheduler.stats.seconds_per_end)
         return ends * each
 
     # ---- refusals -------------------------------------------------------------------------------
@@ -367,8 +362,8 @@ class Admission:
 
     def _come_back(self, refusal: Unattainable, key: int, wanted: Wanted, now: float) -> None:
         """Keep a place for one that is refused, and tell it when that is."""
-        within, step = wanted.ttft / self._factor, self._step(now)
-        alone = wanted.seconds + ceil(wanted.seconds / step.prefill) * step.besides
+        within, steps = wanted.ttft / self._factor, self._steps(now)
+        alone = wanted.seconds + ceil(wanted.seconds / steps.prefill) * steps.besides
         if alone > within and key not in self.kept:
             # Beside the streams of now it would be late, were it the only one that waits: there is
             # no place that others could leave it. While some have places there is no lull in sight.
@@ -378,7 +373,7 @@ class Admission:
         refusal.retry_after = self.kept.keep(key, wanted, within, refusal.retry_after, now)
         refusal.kept = key in self.kept
 
-    def _needs(self, request: Request) -> tuple[int, int]:
+    def _needs(self, request: Request) -> _Need:
         """Tokens of its prompt that must be computed, behind so many that are cached."""
         cached = self._scheduler.blocks.num_cached_tokens(request.namespace, request.prompt)
         return len(request.prompt) - cached, cached
@@ -386,7 +381,7 @@ class Admission:
     # Who is refused for good must not be let in a moment later: the machine is taken at its best,
     # and with the least margin that promises ever have.
 
-    def _alone(self, needs: Sequence[tuple[int, int]]) -> float:
+    def _alone(self, needs: Sequence[_Need]) -> float:
         """Seconds within which prompts that need so much could be promised on an idle server."""
         scheduler = self._scheduler
         model, most = scheduler.model, scheduler.capacity.max_tokens

@@ -15,15 +15,18 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
 
 from octavo.core.history import Cold
 from octavo.core.request import BlockHash, Sequence, State
 
+NAMESPACES = 1024  # whose first parents are kept: every door asks for one
 REMEMBERED = 8192  # evicted blocks whose hashes are kept, to say why a prompt was not cached
 
 
+@lru_cache(NAMESPACES)
 def root_hash(namespace: bytes) -> BlockHash:
     """The parent of every first block of a namespace."""
     return BlockHash(blake2b(namespace, digest_size=32, person=b"octavo kv root").digest())

@@ -225,20 +225,24 @@ class Fair:
         """What the tenant has waiting itself, and as much for each other one that has something
         waiting, by their weights: turns are shared for as long as that takes. A tenant that got
         less so far catches up first, this one too."""
-        orders, weights = dict(self._orders), self._weights
+        orders, weights, counters = dict(self._orders), self._weights, self.counters
         own = orders.pop(tenant, None)
-        mine = own.ahead(due, tenant, work) if own is not None else 0.0
-        counter, token = self._counter(tenant), self._house.model.coefficients.token
-        if own is None and orders:
+        seconds = work if own is None else work + own.ahead(due, tenant, work)
+        counter = counters.get(tenant, 0.0)
+        if not orders:
+            return seconds - work
+        if own is None:
             counter = self._lifted(tenant, self._least(orders))
-        seconds = mine
-        for other in orders:
+        token = self._house.model.per_token
+        share = seconds / weights.get(tenant, 1.0)
+        seconds -= work
+        for other, order in orders.items():
             weight = weights.get(other, 1.0)
-            lag = max(0.0, counter - self._counter(other)) * weight * token
-            most = orders[other].ahead(inf, other, 0.0)
-            lead = max(0.0, self._counter(other) - counter) * weight * token
-            share = (mine + work) * weight / weights.get(tenant, 1.0)
-            seconds += max(0.0, share - lead) + min(lag, most)
+            lag = (counter - counters.get(other, 0.0)) * token  # of weight 1; below 0 it leads
+            if lag > 0.0:
+                seconds += weight * share + min(weight * lag, order.ahead(inf, other, 0.0))
+            elif lag + share > 0.0:
+                seconds += weight * (lag + share)
         return seconds
 
     def backlog(self) -> None:

@@ -58,7 +58,7 @@ class House:
 
     def prefill_seconds(self, start: int, count: int) -> float:
         """What so many tokens from `start` on add to steps that run anyway."""
-        return self.model.coefficients.prefill(start, count)
+        return self.model.prefilling(start, count)
 
 
 class Order(Protocol):
@@ -120,6 +120,12 @@ class Pace(Protocol):
     @property
     def tightest(self) -> float:
         """Seconds a token that the most demanding of the streams was promised; inf if none was."""
+        ...
+
+    @property
+    def soonest(self) -> float:
+        """When the first of the streams had its token due, as the latest step was opened; inf
+        without any."""
         ...
 
     def joins(self, running: int) -> bool:
@@ -244,7 +250,7 @@ class Standing:
 class Unhurried:
     """A step may take as long as its tokens take."""
 
-    tightest = inf
+    tightest = soonest = inf
 
     def joins(self, running: int) -> bool:
         return True

@@ -26,6 +26,7 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from math import inf
+from typing import NamedTuple
 
 from octavo.core.batch import Batch, Row, SampleSpec, StepResult, Want
 from octavo.core.blocks import BlockManager
@@ -76,6 +77,20 @@ class _Plan:
             self.tokens += chunk[0]
             self.rows += 1
             self.outputs += chunk[1]
+
+
+class Load(NamedTuple):
+    """What a scheduler has to do, at one moment. running, waiting: sequences. start: when the step
+    that runs is over, most likely. tightest: seconds a token that the most demanding stream was
+    promised; inf if none was. due: when the first of the streams has the token due that the step
+    after it brings, at the soonest (they may have been promised different paces); inf without any.
+    That is late where steps had little to do for a while."""
+
+    running: int
+    waiting: int
+    start: float
+    tightest: float
+    due: float
 
 
 class Scheduler:
@@ -523,30 +538,24 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
-    @property
-    def tightest(self) -> float:
-        """Seconds a token that the most demanding stream was promised; inf if none was."""
-        return self._pace.tightest
-
-    def slack(self, now: float) -> float:
-        """Predicted seconds from the end of the running step to when the first of the streams has
-        its next token due; inf without any. Much, where steps had little to do for a while."""
-        running, flying = tuple(self._running), bool(self._shapes)
-        dues = [s.due + s.pace if flying else s.due for s in running if s.first_token is not None]
-        least = min(dues, default=inf) - now - self.seconds_busy(now)
-        begins = any(s.num_scheduled == len(s.tokens) for s in tuple(self._reading))
-        return min(least, self.tightest) if begins else least
+    def load(self, now: float) -> Load:
+        """What the door looks at."""
+        pace, running = self._pace, len(self._running)
+        start = max(now, self._busy_until) if self._shapes else now
+        tightest = pace.tightest
+        due = pace.soonest + tightest if running else inf
+        for seq in tuple(self._reading):
+            if seq.num_scheduled == len(seq.tokens):  # it becomes a stream with the running step
+                due = min(due, start + tightest)
+        return _new(Load, (running, self._roster.num_waiting, start, tightest, due))
 
     def decode_seconds(self, more: int = 0, rows: int = 0, context: int = 0) -> float:
         """Predicted seconds of a step in which all that run, and `more` like them, decode; so many
         `rows` of these with that much context, if that is more than the others have."""
-        total, mean = max(1, min(self._moving + more, self.capacity.max_rows)), self._mean_context
+        moving = self.policy.moving(self._running)
+        total, mean = max(1, min(moving + more, self.capacity.max_rows)), self._mean_context
         beyond = min(rows, total) * max(0.0, context - mean)
         return self.model.decoding(total, total * mean + beyond)
-
-    def seconds_busy(self, now: float) -> float:
-        """Predicted seconds until the step that runs now is over."""
-        return max(0.0, self._busy_until - now) if self._shapes else 0.0
 
     def backlog(self) -> list[tuple[float, float]]:
         """(deadline, seconds of prefill) of what has no first token yet, soonest first: what was
@@ -571,11 +580,11 @@ class Scheduler:
 
     def _seconds_started(self) -> float:
         """Predicted seconds of prefill that is left of prompts that were started."""
-        w, seconds = self.model.coefficients, 0.0
+        prefilling, seconds = self.model.prefilling, 0.0
         for seq in tuple(self._reading):
             count = len(seq.tokens) - seq.num_scheduled
             if count > 1 and seq.state is State.RUNNING:
-                seconds += w.prefill(seq.num_scheduled, count)
+                seconds += prefilling(seq.num_scheduled, count)
         return seconds
 
     @property

@@ -66,6 +66,7 @@ class Earliest:
         self._credit = 0.0  # tokens that the relegated are owed
         self._turn = 0
         self._ledger: dict[float, float] = {}  # seconds of work by when it is due; inf: if ever
+        self._total = 0.0  # of the ledger
         self._entries: dict[int, tuple[float, float]] = {}
 
     # ---- keys ----
@@ -186,6 +187,7 @@ class Earliest:
         bucket = _bucket(due)
         self._entries[seq.id] = (bucket, seconds)
         self._ledger[bucket] = self._ledger.get(bucket, 0.0) + seconds
+        self._total += seconds
 
     def _strike(self, seq: Sequence) -> None:
         entry = self._entries.pop(seq.id, None)
@@ -196,10 +198,11 @@ class Earliest:
                 self._ledger[bucket] = left
             else:
                 del self._ledger[bucket]
+            self._total = self._total - seconds if self._ledger else 0.0  # sums that round add up
 
     def ahead(self, due: float, tenant: str, work: float) -> float:
-        if not self._ledger:
-            return 0.0
+        if due == inf or not self._ledger:
+            return self._total
         last = _bucket(due)
         return sum([s for bucket, s in list(self._ledger.items()) if bucket <= last])
 
@@ -232,7 +235,7 @@ class SlackPace:
 
     def __init__(self, house: House) -> None:
         self._house = house
-        self.tightest = inf
+        self.tightest = self.soonest = inf
         self._budget = MOST
         self._decode = 0.0  # what the decodes take anyway
         self._allowed = MOST  # without the credit
@@ -242,12 +245,13 @@ class SlackPace:
 
     def open(self, decodes: Collection[Sequence], step: StepFeatures, now: float) -> None:
         self._granted = False
-        self.tightest = slack = inf
+        self.tightest = self.soonest = slack = inf
         decode = 0.0
         if decodes:
             decode = self._seconds(step)
             self.tightest = min([seq.pace for seq in decodes])
-            slack = min([seq.due for seq in decodes]) - now
+            self.soonest = min([seq.due for seq in decodes])
+            slack = self.soonest - now
             if self.tightest < decode:
                 self.tightest = min([s.pace for s in decodes if s.pace >= decode], default=inf)
             if slack < decode:

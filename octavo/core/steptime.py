@@ -331,6 +331,17 @@ class StepModel:
         bend = w.bend * max(0.0, total - w.knee)
         return fit.pace * (w.fixed + each * total + bend + w.context * context)
 
+    @property
+    def per_token(self) -> float:
+        """Seconds that a token of a prompt adds now to steps that run anyway, without attention."""
+        fit = self._mixed
+        return fit.pace * (fit.solved.token + fit.solved.bend)
+
+    def prefilling(self, start: int, count: int) -> float:
+        """What so many tokens of a prompt from `start` on add now to steps that run anyway."""
+        fit = self._mixed
+        return fit.pace * fit.solved.prefill(start, count)
+
     def usual(self, features: StepFeatures) -> float:
         """Seconds of a step of that shape at the pace of the long run."""
         fit = self._mixed if features.prefill_area > 0.0 else self._decode
