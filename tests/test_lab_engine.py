@@ -106,6 +106,9 @@ def test_rounds_end_in_time_and_the_first_is_always_played(round_s: float, round
 def test_a_slow_machine_has_a_smaller_experiment() -> None:
     plan = chunked.Plan()
     assert plan.fitting(1.0, 0.5) == plan
+    fitted = plan.fitting(4.0, 3.0)  # all rounds have time, each is smaller
+    assert fitted.prompts == 1
+    assert 5 * (4.0 * fitted.output / plan.output + fitted.prompts * 3.0) < plan.seconds / 3
     slow = plan.fitting(40.0, 20.0)  # 500 s a round
     assert (slow.prompts, slow.output) == (1, chunked.LEAST_OUTPUT)
     assert len(slow.chunks) * (40.0 * slow.output / plan.output + slow.prompts * 20.0) < 151

@@ -38,10 +38,11 @@ class Plan:
     seconds: float = stage.SECONDS  # all rounds together may take about so long
 
     def fitting(self, alone: float, whole: float) -> Plan:
-        """With fewer prompts and shorter streams where a round of this would take too long. alone,
-        whole: seconds of the streams by themselves, and of a prompt."""
+        """With fewer prompts and shorter streams where there would be no time for all rounds: a
+        median of small runs says more than one large run. alone, whole: seconds of the streams by
+        themselves, and of a prompt."""
         round_s = len(self.chunks) * (alone + self.prompts * whole) + alone
-        share = min(1.0, self.seconds / round_s)
+        share = min(1.0, self.seconds / (self.repeats * round_s))
         prompts = max(1, round(self.prompts * share))
         output = min(self.output, max(LEAST_OUTPUT, int(self.output * share)))
         return replace(self, prompts=prompts, output=output)
@@ -181,10 +182,18 @@ def _says(values: dict[str, Any]) -> str:
         f"A prompt of {values['prompt']} tokens in one step holds every stream up for "
         f"{most * 1e3:.0f} ms; with {first['tokens']} tokens a step the longest pause is "
         f"{least * 1e3:.0f} ms, {most / least:.1f} times shorter. The prompt's own first token "
-        f"{wait}; {everything}. "
-        "The floor is the streams alone: "
-        f"{values['alone_itl_s']['median'] * 1e3:.1f} ms a token (P50), which no chunk can better."
+        f"{wait}; {everything}. {_floor(values)}"
     )
+
+
+def _floor(values: dict[str, Any]) -> str:
+    """What no chunk can better, if nobody disturbed it while it was measured."""
+    alone = values["alone_itl_s"]["median"]
+    beside = min(cell["itl_p50_s"]["median"] for cell in values["cells"])
+    said = f"The floor is the streams alone: {alone * 1e3:.1f} ms a token (P50)"
+    if alone > 1.1 * beside:
+        return f"{said}, disturbed: it was {beside * 1e3:.1f} ms in a run with prompts."
+    return f"{said}, which no chunk can better."
 
 
 # ---- the picture ----
