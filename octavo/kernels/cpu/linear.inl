@@ -139,14 +139,16 @@ struct Q6_K {
   OCTAVO_INLINE Block block(const Unit& u, int64_t h) {
     Block x;
     const uint8_t* q = u.at + 256 + h * kQuants;
+    // In the order of their addresses: of others the hardware does not see a stream.
+    B v[4];
+    for (int j = 0; j < 4; ++j) v[j] = held(load_b(q + 64 * j));
     const B low_high = held(load_b(q + 256)), high_high = held(load_b(q + 320));
     const B high[8] = {shl16_b<4>(low_high),  shl16_b<2>(low_high),  low_high,
                        shr16_b<2>(low_high),  shl16_b<4>(high_high), shl16_b<2>(high_high),
                        high_high,             shr16_b<2>(high_high)};
     for (int j = 0; j < 4; ++j) {
-      const B v = held(load_b(q + 64 * j));
-      x.w[j] = six(v, high[j]);
-      x.w[j + 4] = six(shr16_b<4>(v), high[j + 4]);
+      x.w[j] = six(v[j], high[j]);
+      x.w[j + 4] = six(shr16_b<4>(v[j]), high[j + 4]);
     }
     const int8_t* sc = reinterpret_cast<const int8_t*>(u.at) + 32 * h;
     x.d = mul(u.d, to_f32(load_i8(sc)));
@@ -236,6 +238,16 @@ OCTAVO_INLINE F times(const Levels& x, const float* scale) {
   // Byte 2 of a float: the last bit of its exponent, then the mantissa from the top.
   const int64_t i = reinterpret_cast<const uint8_t*>(scale)[2] & 0x70;
   return bitcast_f(add(load(x.of[0] + i), set1(__builtin_bit_cast(int32_t, *scale))));
+}
+
+// A row alone that does not stay in L1 while a panel passes is fetched again, two lines ahead.
+// (Measured on Zen4: a row of 8,960 then reads its weights 1.3 times as fast; one line or three
+// gain nothing.)
+template <bool PAIRS>
+OCTAVO_INLINE void fetch_row(const View& a, int64_t b) {
+  constexpr int64_t blocks = PAIRS ? 2 : 4;  // of 32 or 64 bytes
+  if (a.blocks > 64 && (PAIRS || b % 2 == 0))
+    prefetch(a.q + (b + blocks) * a.group * (PAIRS ? 64 : 32));
 }
 
 // One chain of integer products for each of up to 4 rows.
@@ -425,6 +437,7 @@ void quant_tile(const uint8_t* panel, const View& a, float* out, int64_t ld) {
       for (int64_t i = 0; i < lines; ++i)
         fetch<R, FORM == HALF ? T::kFewRows - 1 : T::kFewRows>(at, i);
       const int64_t b = u * T::kBlocks + h;
+      if constexpr (R == 1 && FORM != HALF) fetch_row<FORM == PAIR>(a, b);
       quant_block<T, R, FORM>(T::block(unit, h), a, b, f);
       if constexpr (has_levels<T, R, FORM>) scales = add_scales<R>(scales, a, b);
     }
