@@ -141,7 +141,7 @@ class Pace(Protocol):
         ...
 
     def close(self, step: StepFeatures) -> None:
-        """The step goes out in that shape."""
+        """The step goes out in that shape, and some guesses perhaps."""
         ...
 
     def alone(self, step: StepFeatures) -> None:

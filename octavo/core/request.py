@@ -336,8 +336,8 @@ class Sequence:
     share it. hashes: of the leading full blocks, as far as known.
     scores: prompt logprobs so far, of tokens 1, 2, ... key: rank in the policy's fixed order.
     due: when its next token should be there; pace: seconds from each token's deadline to the next
-    one's. late: whether its promise cannot be kept any more. stamp: of its latest place in the
-    queue. charged: tokens of it that its tenant has been charged for.
+    one's, nearly so until its first one. late: whether its promise cannot be kept any more. stamp:
+    of its latest place in the queue. charged: tokens of it that its tenant has been charged for.
     max_len: tokens (prompt and output) at which it ends by length. stop_from: tokens before which
     no stop id (`suppress`, sorted) may be chosen. penalised: whether choosing looks at the tokens
     before. standing: what each of its rows of one token wants, where that never changes again.

@@ -38,7 +38,7 @@ from octavo.core.request import Event, FinishReason, Request, Sequence, State
 from octavo.core.reserve import Reserve
 from octavo.core.roster import Roster, most_shared
 from octavo.core.settle import Settler, blamed
-from octavo.core.slo import first_due
+from octavo.core.slo import first_due, pace_from
 from octavo.core.stats import Stats
 from octavo.core.steptime import StepFeatures, StepModel
 from octavo.errors import ContextOverflow, InvalidRequest, Overloaded
@@ -82,8 +82,9 @@ class _Plan:
 class Load(NamedTuple):
     """What a scheduler has to do, at one moment. running, waiting: sequences. start: when the step
     that runs is over, most likely. tightest: seconds a token that the most demanding stream was
-    promised; inf if none was. due: when the first of the streams has the token due that the step
-    after it brings, at the soonest (they may have been promised different paces); inf without any.
+    promised, those among them whose prompts were started; inf if none was. due: when the first of
+    the streams has the token due that the step after it brings, those that begin with the running
+    one among them; at the soonest (they may have been promised different paces), inf without any.
     That is late where steps had little to do for a while."""
 
     running: int
@@ -192,6 +193,7 @@ class Scheduler:
         if request.slo:
             output = self.reserve.output(request.tenant, max_len - seq.num_prompt)
             seq.due = first_due(request, output * self.decode_seconds(1))
+            seq.pace = pace_from(request, request.arrival, output)
         return seq
 
     def _cached(self, seq: Sequence) -> int:
@@ -429,7 +431,7 @@ class Scheduler:
         batch = Batch(self._step, tuple(rows))
         as_planned = room == tokens and not plan.preempted and len(rows) == len(plan.chunks)
         shape = plan.shape if as_planned else StepFeatures.of(batch)
-        self._pace.close(shape)
+        self._pace.close(plan.shape)
         self._shapes.append(shape)
         self._busy_until = plan.now + self.model.gap + self.model.predict(shape)
         return batch
@@ -545,8 +547,10 @@ class Scheduler:
         tightest = pace.tightest
         due = pace.soonest + tightest if running else inf
         for seq in tuple(self._reading):
-            if seq.num_scheduled == len(seq.tokens):  # it becomes a stream with the running step
-                due = min(due, start + tightest)
+            if seq.pace < tightest and seq.state is State.RUNNING:
+                tightest = seq.pace
+            if seq.num_scheduled == len(seq.tokens):
+                due = min(due, start + seq.pace)
         return _new(Load, (running, self._roster.num_waiting, start, tightest, due))
 
     def decode_seconds(self, more: int = 0, rows: int = 0, context: int = 0) -> float:

@@ -242,9 +242,10 @@ class SlackPace:
         self._credit = 0.0  # seconds that prefill is owed
         self._owed = inf  # the most that it can be
         self._granted = False
+        self._asked = False
 
     def open(self, decodes: Collection[Sequence], step: StepFeatures, now: float) -> None:
-        self._granted = False
+        self._granted = self._asked = False
         self.tightest = self.soonest = slack = inf
         decode = 0.0
         if decodes:
@@ -276,6 +277,7 @@ class SlackPace:
         return self._seconds(StepFeatures(rows, 0.0, 0.0, rows, rows)) <= self.tightest
 
     def room(self, step: StepFeatures, start: int) -> int:
+        self._asked = True
         model = self._house.model
         count = int(model.most_tokens(step, start, self._budget / model.gamma - model.gap))
         # Once a step, if prefill is owed it or nothing else moves: the least there is.
@@ -289,13 +291,14 @@ class SlackPace:
         return int(model.most_tokens(step, 0, self._allowed / model.gamma - model.gap))
 
     def close(self, step: StepFeatures) -> None:
-        over = max(0.0, self._seconds(step) - self._allowed)
         grain = self._house.model.gamma * self._house.prefill_seconds(0, 2 * GRAIN)
         self._owed = grain + 0.5 * self._decode
-        self._credit = min(self._credit - over + SHARE * self._decode, self._owed)
+        if self._asked:  # nobody is owed what nobody wanted
+            had = max(0.0, self._seconds(step) - self._decode)
+            self._credit = min(max(0.0, self._credit + SHARE * self._decode - had), self._owed)
 
     def alone(self, step: StepFeatures) -> None:
-        # Decodes may always take what they take, so nothing is over.
+        self._asked = False
         self._decode = self._allowed = self._seconds(step)
         self.close(step)
 

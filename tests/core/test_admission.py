@@ -92,7 +92,7 @@ def test_what_is_admitted_keeps_its_deadlines_under_an_overload(
     open_house.admission = None
     load(open_house, rate, 300)
     good = sum(t.met for t in open_house.serve().values())
-    assert sum(t.met for t in done.values()) > 1.2 * good
+    assert sum(t.met for t in done.values()) > 1.15 * good
 
 
 def test_what_was_let_in_and_not_added_yet_is_counted() -> None:
@@ -154,6 +154,15 @@ def test_what_was_begun_is_counted_as_far_as_it_is_not_computed() -> None:
         left = sum(scheduler.house.prefill_seconds(*one) for one in begun)
         assert scheduler.seconds_ahead(-inf, "") == pytest.approx(left)
     assert partial > 20
+
+
+def test_prompts_that_were_started_are_forecast_as_the_streams_that_they_become() -> None:
+    """Nobody streams yet; once the first of them does, steps are as short as it was promised."""
+    machine = house()
+    machine.at(*(ask(f"s{i}", 150 + 100 * i, 60, slo=Slo(ttft=9.0, tpot=0.03)) for i in range(4)))
+    machine.at(ask("r", 700, 4, arrival=0.001, slo=Slo(ttft=9.0)))
+    done = machine.serve()["r"]
+    assert done.predicted.ttft == pytest.approx(ttft(done), rel=0.15)
 
 
 def test_a_cached_prompt_is_forecast_as_one() -> None:

@@ -107,6 +107,17 @@ def test_the_one_that_must_start_first_goes_first() -> None:
         assert ttft(done[name]) <= {"patient": 9.0, "hurried": 0.6, "long": 2.5}[name]
 
 
+def test_where_prefill_has_its_share_no_step_is_longer_than_the_streams_were_promised() -> None:
+    """Not even of an answer of two tokens, which has no later ones to make good with."""
+    machine, promised = Clocked(slo(), SLOW, **LARGE), Slo(ttft=3.0, tpot=0.03)
+    # Always one stream at least, and prompts without end beside it.
+    machine.at(*(ask(f"r{i}", 100, 2 + i % 9, arrival=0.3 * i, slo=promised) for i in range(60)))
+    machine.at(ask("stream", 20, 700, slo=promised), ask("bulk", 2000, 1, arrival=1.0))
+    done = machine.serve()
+    assert max(tpot(t) for t in done.values() if t.num_output > 1) <= promised.tpot
+    assert done["bulk"].first_token is not None
+
+
 def test_a_lost_cause_does_not_hold_up_those_that_can_make_it() -> None:
     machine = Clocked(slo(), SLOW, **LARGE)
     machine.at(ask("lost", 3000, 1, slo=Slo(ttft=0.5)))
