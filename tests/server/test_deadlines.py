@@ -60,6 +60,24 @@ async def test_a_deadline_that_cannot_be_kept_is_refused_before_any_header(strea
     assert list(house.scheduler.expected) == ["others"]
 
 
+@pytest.mark.parametrize("early", [True, False], ids=["by its head", "by its body"])
+async def test_the_same_body_under_the_same_key_has_one_place_at_either_gate(early: bool) -> None:
+    house = slow(timed())
+    house.scheduler.expected["others"] = (0.0, 0.5)
+    headers = {"x-slo-ttft-ms": "30000"} if early else {}
+    wanted = {} if early else {"slo": {"ttft_ms": 30_000}}
+    async with inside(house, **headers) as client:
+        told = []
+        for temperature in (0.5, 0.5, 0.6):
+            body = chat(temperature=temperature, **wanted)
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 503
+            told.append(int(answer.headers["retry-after"]))
+            assert answer.headers["retry-after-ms"] == str(1000 * told[-1])  # a place: not a guess
+    assert len(house.admission.kept) == 2
+    assert told[0] == told[1]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_deadline_that_no_waiting_would_help_invites_no_retry(stream: bool) -> None:
     house = slow(timed())
