@@ -4,12 +4,12 @@ Two gates. `enter` is before anything was parsed: it counts the request at once,
 refuses only by caps, or where even a fully cached prompt would be too late. `judge` is after
 tokenising: it predicts the times to the first token and between tokens, and admits, degrades if the
 client allows it, or refuses with the prediction and when to come back; or for good, if an idle
-server could not do it either.
+server could not do it either. Either gate keeps a place for whom it sends away for now (`kept`).
 
 The prediction is a closed form over what the scheduler keeps anyway: the rest of the running step,
 then the prefill that goes first (by the policy's order), in steps as long as the streams' slack,
-then the wait for a row and for blocks, if those are short. It is decided with the step model's
-`gamma` on top, so that promises are kept when steps run late.
+then the wait for a row and for blocks, if those are short. It is decided with a factor on top, of
+what steps (`gamma`) and forecasts (`margin`) turned out to exceed, so that promises are kept.
 
 `enter` and `judge` only read the scheduler's numbers and write their own, so a door in another
 thread may call them while a step is being planned. No clock: they are told `now`.
