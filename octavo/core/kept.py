@@ -30,7 +30,7 @@ BUSY = 2 / 3  # of the time until a place is due, for it and all that are due be
 LATEST = 30  # seconds from now that a place may be away; who is told more has none
 MOST = 64  # places: who looks for one looks at all of them
 TRUST = 0.25  # share of places taken above which every refusal has one
-FOLLOW = 0.2
+FOLLOW = 0.3  # weight of the latest place
 SELDOM = 32  # below that ever fewer have one, but one in so many, to see whether it comes back
 MEMORY = 1024  # tenants whose trust is known
 
