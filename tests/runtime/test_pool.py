@@ -24,6 +24,22 @@ def test_many_short_jobs():
     assert violations == 0
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("units", [0, 1, 7, 64, 1001])
+@pytest.mark.parametrize("grain", [1, 8])
+def test_every_unit_is_taken_once_whoever_comes(threads, units, grain):
+    for absent in range(threads):
+        pieces = _cpu.exercise_share(threads, units, grain, absent)
+        assert all(thread >= absent for thread, _, _ in pieces)
+        taken = sorted((begin, end) for _, begin, end in pieces)
+        assert [begin for begin, _ in taken] + [units] == [0] + [end for _, end in taken]
+
+
+def test_pieces_get_smaller_but_not_below_the_grain():
+    alone = [end - begin for _, begin, end in _cpu.exercise_share(1, 100, 10)]
+    assert alone == [50, 25, 12, 10, 3]
+
+
 def _child(queue):
     queue.put(_cpu.exercise_pool(2, False, 5, 5)[0])
 

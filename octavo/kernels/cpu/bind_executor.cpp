@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -261,6 +262,39 @@ nb::tuple exercise_pool(int threads, bool pin, int64_t jobs, int64_t phases) {
   return nb::make_tuple(shared.violations.load(), s);
 }
 
+// Shares `units` units out; the first `absent` threads never come. Returns every piece that was
+// taken: (thread, begin, end).
+nb::list exercise_share(int threads, int64_t units, int64_t grain, int absent) {
+  using Piece = std::array<int64_t, 3>;
+  struct Shared {
+    std::vector<Taken> taken;
+    Share share;
+    int absent;
+    std::vector<std::vector<Piece>> pieces;  // of each thread
+  };
+  std::vector<Taken> taken(static_cast<size_t>(threads));
+  const Share share(taken.data(), threads, units, grain);
+  Shared shared{std::move(taken), share, absent, {}};
+  shared.pieces.resize(size_t(threads));
+  {
+    nb::gil_scoped_release release;
+    Pool pool(threads, false);
+    pool.run(
+        [](void* context, int thread) {
+          auto* s = static_cast<Shared*>(context);
+          if (thread < s->absent) return;
+          s->share.run(thread, [&](int64_t begin, int64_t end) {
+            s->pieces[size_t(thread)].push_back({thread, begin, end});
+          });
+        },
+        &shared);
+  }
+  nb::list all;
+  for (const auto& pieces : shared.pieces)
+    for (const Piece& p : pieces) all.append(nb::make_tuple(p[0], p[1], p[2]));
+  return all;
+}
+
 // Finite values into the first `blocks` blocks of the cache, for benches without a prefill.
 void fill_kv(BoundExecutor& self, int64_t blocks) {
   const KvCache& kv = self.executor.kv();
@@ -341,6 +375,9 @@ void bind_executor(nb::module_& m) {
           return probe_barrier(threads, seconds);
         },
         "threads"_a, "seconds"_a, "Seconds of a barrier at which nobody is late, at best.");
+  m.def("exercise_share", &exercise_share, "threads"_a, "units"_a, "grain"_a, "absent"_a = 0,
+        "For tests: the pieces (thread, begin, end) in which threads took so many units, of whom\n"
+        "the first `absent` never came.");
   m.def("affinity_count", &Pool::affinity_count, "Processors this process may run on.");
 }
 

@@ -187,6 +187,7 @@ void Executor::finish(int64_t arena_bytes) {
   num_counters_ = int64_t(ops_.size()) * COUNTERS_PER_OP +
                   ceil_div(config_.max_outputs, logits_rows_) * COUNTERS_PER_OP;
   counters_ = std::make_unique<std::atomic<int64_t>[]>(size_t(num_counters_));
+  taken_ = std::make_unique<Taken[]>(size_t(num_counters_ * pool_.threads()));
   row_.resize(size_t(config_.max_tokens));
   position_.resize(size_t(config_.max_tokens));
   block_.resize(size_t(config_.max_tokens));
@@ -324,8 +325,11 @@ const char* Executor::run_eagerly(const StepInput& step, const StepOutput& out) 
 }
 
 void Executor::reset_counters() {
-  for (int64_t i = 0; i < num_counters_; ++i)
+  for (int64_t i = 0; i < counters_used_; ++i)
     counters_[size_t(i)].store(0, std::memory_order_relaxed);
+  for (int64_t i = 0; i < counters_used_ * pool_.threads(); ++i)
+    taken_[size_t(i)].ends.store(0, std::memory_order_relaxed);
+  counters_used_ = 0;
 }
 
 void Executor::walk(int thread) {
@@ -334,6 +338,7 @@ void Executor::walk(int thread) {
   if (only_ != nullptr) {
     t.since = now_ns();
     run_op(*only_, t);
+    if (thread == 0) counters_used_ = t.counter;
     return charge(t, only_ - ops_.data());
   }
   // Thread 0 has set the step up; the others have waited for it.
@@ -344,6 +349,7 @@ void Executor::walk(int thread) {
     run_op(ops_[i], t);
     charge(t, int64_t(i));
   }
+  if (thread == 0) counters_used_ = t.counter;
 }
 
 // What passed since the last charge belongs to `instruction`.
@@ -399,20 +405,10 @@ void Executor::barrier(Thread& t) {
   ++t.barriers;
 }
 
-// Seven eighths of the units go in contiguous runs, one to each thread; the rest is taken in small
-// pieces by whoever is free, so that a thread that lost its processor does not hold up the others.
 template <class Fn>
 void Executor::share(Thread& t, int64_t units, int64_t grain, const Fn& fn) {
-  std::atomic<int64_t>& next = counters_[size_t(t.counter++)];
   const int64_t n = pool_.threads();
-  if (n == 1) {
-    if (units > 0) fn(int64_t(0), units);
-    return;
-  }
-  const int64_t run = units * 7 / 8 / n;
-  if (run > 0) fn(t.index * run, (t.index + 1) * run);
-  for (int64_t i = n * run + next.fetch_add(grain); i < units; i = n * run + next.fetch_add(grain))
-    fn(i, std::min(i + grain, units));
+  Share(&taken_[size_t(t.counter++ * n)], n, units, grain).run(t.index, fn);
 }
 
 // Calls fn(panel0, panel1, row0, row1) over all panels of w and all rows, tiles of at most

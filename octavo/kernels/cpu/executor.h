@@ -16,6 +16,7 @@
 #include "pool.h"
 #include "rowops.h"
 #include "sample.h"
+#include "share.h"
 
 namespace octavo {
 
@@ -201,8 +202,10 @@ class Executor {
   float* angles_ = nullptr;  // [rope][max_tokens][cos half, sin half]
   int64_t logits_rows_ = 0;
   std::vector<Thread> threads_;
+  // Of each time that work is shared out in a step; those that the last step used are reset.
   std::unique_ptr<std::atomic<int64_t>[]> counters_;
-  int64_t num_counters_ = 0;
+  std::unique_ptr<Taken[]> taken_;  // [counter][thread]
+  int64_t num_counters_ = 0, counters_used_ = 0;
 
   // The step under way.
   StepInput step_{};
