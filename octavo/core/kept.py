@@ -83,10 +83,13 @@ class Kept:
         ones, if there is a place). within: what must be forecast then, so that it is let in."""
         self._give_up(now)
         place = self._places.get(key)
-        if place is not None and place.at > now:  # it came too soon; seconds are told whole
-            wait = float(ceil(place.at - now))
-            self._places[key] = place._replace(last=now + wait)
-            return wait
+        if place is not None:
+            if place.at > now:  # it came too soon; seconds are told whole
+                wait = float(ceil(place.at - now))
+                self._places[key] = place._replace(last=now + wait)
+                return wait
+            del self._places[key]  # it came as it was told, and is refused all the same
+            self._learn(place.tenant, 1.0)
         tenant, seconds, ttft = wanted
         if not self._welcome(tenant):
             return soonest

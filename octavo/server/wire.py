@@ -132,11 +132,7 @@ class _Wire(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwind()
         super().connection_lost(exc)  # tells the latest request only
-        for cycle in self._open:
-            if not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
-        self._open.clear()
+        self._tell_all()
 
     def data_received(self, data: bytes) -> None:
         if self._over:
@@ -145,6 +141,11 @@ class _Wire(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._size > self.max_head and not self._over:
             self._close(431, f"a request's head may have {self.max_head} bytes")
+        if self._idle and self._timer is None and self.timeout_keep_alive_task is None:
+            # What came is no request, an empty line perhaps, or the rest of one that was answered.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -209,6 +210,20 @@ class _Wire(HttpToolsProtocol):
     def _over(self) -> bool:
         return self._parting or self.transport.is_closing()
 
+    @property
+    def _idle(self) -> bool:
+        """Whether all that was asked is answered."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        return answered and not (self._in_head or self._over)
+
+    def _tell_all(self) -> None:
+        """To requests that are not answered the client is gone: nothing reaches it any more."""
+        for cycle in self._open:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._open.clear()
+
     def _answered(self, cycle: RequestResponseCycle) -> None:
         """The last byte of the connection is written."""
         if cycle.more_body:
@@ -221,6 +236,7 @@ class _Wire(HttpToolsProtocol):
         if self._over:
             return
         self._parting = True
+        self._tell_all()
         self._unwind()
         self.flow.resume_reading()
         if self.transport.can_write_eof():  # not with TLS; an answer's length says its end too

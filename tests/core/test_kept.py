@@ -94,6 +94,18 @@ def test_who_asks_all_the_time_has_its_place_when_it_is_due() -> None:
     assert kept.take(1, 1.5)
 
 
+def test_who_comes_as_told_and_is_refused_all_the_same_is_believed_more() -> None:
+    """Before its body is read, where no place lets anybody past."""
+    kept, now = Kept(), 0.0
+    told = keep(kept, 1, 0.1, now)
+    for _ in range(20):
+        now, before = now + told, kept.trust("")
+        told = keep(kept, 1, 0.1, now)
+        assert kept.trust("") > before
+        assert [due for due, _, _ in kept.backlog(now)] == [now + told + 0.5]
+    assert kept.trust("") > 0.9
+
+
 def test_places_whose_time_is_over_keep_nobody_out() -> None:
     """Also while nobody asks for the backlog, as where all are refused for other reasons."""
     kept = Kept()

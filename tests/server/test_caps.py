@@ -25,7 +25,7 @@ from octavo.server import wire
 from octavo.server.wire import most_files
 from tests.server.fakes import FakeExecutor
 from tests.server.house import House, chat, completion, inside, outside
-from tests.server.test_life import CHAT
+from tests.server.test_life import CHAT, LONG, raw, running, wait_for
 
 pytestmark = pytest.mark.anyio
 COMPLETIONS = "/v1/completions"
@@ -275,6 +275,54 @@ def test_an_early_answer_leaves_a_connection_that_can_be_used_again() -> None:
         for _ in range(3):
             assert client.post(CHAT, content=b"x" * MANY).status_code == 413
             assert client.get("/health").status_code == 200
+
+
+NONSENSE = {
+    "no HTTP": b"\0\r\n\r\n",
+    "a head without end": b"GET / HTTP/1.1\r\n" + b"x-a: b\r\n" * 3000,
+}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("sent", NONSENSE.values(), ids=NONSENSE)
+def test_nonsense_behind_a_request_ends_it_and_disturbs_nobody(
+    stream: bool, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing can be written to that client any more: nobody may try, and none computes for it."""
+    with outside(House(FakeExecutor(seconds=0.003), port=0, max_head=4000)) as house:
+        made = raw(house, chat(stream=stream, **LONG))
+        assert wait_for(lambda: running(house) == 1)
+        if stream:
+            assert b"200 OK" in made.recv(1000)
+        made.sendall(sent)
+        with httpx.Client(base_url=house.url, timeout=10) as client:
+            text = client.post(CHAT, json=chat(stream=True, max_tokens=50, ignore_eos=True)).text
+        assert "[DONE]" in text
+        assert house.idle()
+        made.close()
+    assert not [one for one in caplog.records if one.exc_info], caplog.text
+
+
+@pytest.mark.parametrize("rest", ["an empty line", "the rest of a body"])
+def test_an_idle_connection_is_closed_whatever_came_last(
+    rest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_before = wire._Wire.connection_made
+
+    def connection_made(self: wire._Wire, transport: Any) -> None:
+        self.timeout_keep_alive = 0.3  # type: ignore[assignment]
+        made_before(self, transport)
+
+    monkeypatch.setattr(wire._Wire, "connection_made", connection_made)
+    length = 2000 if "body" in rest else 0
+    head = f"POST /v1/none HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n"
+    with outside(House(port=0)) as house, connect(house) as made:
+        made.sendall(head.encode())
+        assert b"404" in made.recv(65536)
+        made.sendall(b"x" * length or b"\r\n")
+        made.settimeout(5)
+        while made.recv(65536):
+            pass  # its answer may come in two parts
 
 
 def test_one_connection_too_many_is_told_to_come_back() -> None:
