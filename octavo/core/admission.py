@@ -242,8 +242,8 @@ class Admission:
         if own is not None:
             return own
         # What was promised to others is kept too, as far as it is being kept at all.
-        if load.tightest < tpot:
-            promised = load.tightest * 1e3
+        if load.promised < tpot:
+            promised = load.promised * 1e3
             return f"streams that were promised {promised:.1f} ms a token would break"
         return None
 

@@ -82,15 +82,17 @@ class _Plan:
 class Load(NamedTuple):
     """What a scheduler has to do, at one moment. running, waiting: sequences. start: when the step
     that runs is over, most likely. tightest: seconds a token that the most demanding stream was
-    promised, those among them whose prompts were started; inf if none was. due: when the first of
-    the streams has the token due that the step after it brings, those that begin with the running
-    one among them; at the soonest (they may have been promised different paces), inf without any.
-    That is late where steps had little to do for a while."""
+    promised, those among them that will be one a step later; inf if none was. promised: the same of
+    all whose prompts were started. Paces that cannot be had are not among them. due: when the first
+    of the streams has the token due that the step after it brings, those that begin with the
+    running one among them; at the soonest (they may have been promised different paces), inf
+    without any. That is late where steps had little to do for a while."""
 
     running: int
     waiting: int
     start: float
     tightest: float
+    promised: float
     due: float
 
 
@@ -544,14 +546,22 @@ class Scheduler:
         """What the door looks at."""
         pace, running = self._pace, len(self._running)
         start = max(now, self._busy_until) if self._shapes else now
-        tightest = pace.tightest
+        tightest = promised = pace.tightest
         due = pace.soonest + tightest if running else inf
-        for seq in tuple(self._reading):
-            if seq.pace < tightest and seq.state is State.RUNNING:
-                tightest = seq.pace
-            if seq.num_scheduled == len(seq.tokens):
-                due = min(due, start + seq.pace)
-        return _new(Load, (running, self._roster.num_waiting, start, tightest, due))
+        if reading := [seq for seq in tuple(self._reading) if seq.state is State.RUNNING]:
+            least = self.model.gamma * (self.model.gap + self.decode_seconds(1))
+            for seq in reading:
+                left = len(seq.tokens) - seq.num_scheduled
+                if seq.pace < least:
+                    continue
+                promised = min(promised, seq.pace)
+                # Until it streams, a prompt's pace holds up nobody, its own reading least of all.
+                if left <= self.capacity.max_tokens:
+                    tightest = min(tightest, seq.pace)
+                if not left:
+                    due = min(due, start + seq.pace)
+        waiting = self._roster.num_waiting
+        return _new(Load, (running, waiting, start, tightest, promised, due))
 
     def decode_seconds(self, more: int = 0, rows: int = 0, context: int = 0) -> float:
         """Predicted seconds of a step in which all that run, and `more` like them, decode; so many

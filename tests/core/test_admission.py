@@ -165,6 +165,25 @@ def test_prompts_that_were_started_are_forecast_as_the_streams_that_they_become(
     assert done.predicted.ttft == pytest.approx(ttft(done), rel=0.15)
 
 
+@pytest.mark.parametrize("pace", [1.0, 1.3, 1.5, 2.0, 4.0])
+def test_a_prompt_that_is_read_holds_nobody_up_for_the_pace_that_it_was_promised(pace) -> None:
+    """Nor does a pace that cannot be had any more."""
+    machine = house()
+    machine.come(ask("long", 3000, 100, arrival=0.0, slo=Slo(tpot=0.03)))
+    machine.tick()
+    machine.tick()
+    machine.truth = SLOW.times(pace)
+    model = machine.scheduler.model
+    model._mixed.pace = model._decode.pace = pace
+    model._now = None
+    short = ask("short", 50, 4, arrival=machine.now, slo=Slo(ttft=pace * 5.0))
+    forecast = machine.admission.judge(short, machine.now).predicted
+    machine.scheduler.expected.clear()
+    machine.engine.add(short)
+    # What is read is counted as ahead, though the short one goes first: never less, nor far more.
+    assert ttft(machine.serve()["short"]) <= forecast.ttft <= pace * 4.0
+
+
 def test_a_cached_prompt_is_forecast_as_one() -> None:
     machine = house()
     prompt = list(ask("warm", 1200, 1).prompt)
