@@ -12,7 +12,7 @@ PAGE    := $(wildcard web/*.* web/.npmrc web/src/*.* web/src/*/*.*)
 help:            ## what there is
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-serve: $(VENV)/.core page  ## build, fetch the default model, serve it on 127.0.0.1:$(PORT)
+serve: $(VENV)/.core page  ## build, fetch the default model, serve it on 127.0.0.1 (PORT=8000)
 	$(BIN)/octavo serve --model $(MODEL) --port $(PORT)
 
 test: $(VENV)/.test page   ## the laws and the oracles, on tiny models and on SmolLM2

@@ -187,7 +187,7 @@ def device(name: str) -> Device:
     if key in DEVICES:
         return DEVICES[key]
     near = difflib.get_close_matches(key, DEVICES, 3, 0.4)
-    hint = f"; did you mean {', '.join(near)}?" if near else ""
+    hint = f"; did you mean {', '.join(near)}?" if near else "."
     raise InvalidRequest(
         f"no hardware is called {name!r}{hint} Known: {', '.join(DEVICES)}, here", "hardware"
     )
