@@ -25,9 +25,11 @@ class OctavoError(Exception):
     """Root of the tree."""
 
 
-def in_words(error: OSError) -> str:
-    """What the system said, for a message that names the file already: no number, no path."""
-    return error.strerror or str(error)
+def in_words(error: Exception) -> str:
+    """What was wrong with a file, for a message that names it already: of what the system said no
+    number and no path."""
+    said = error.strerror if isinstance(error, OSError) else None
+    return said or str(error)
 
 
 class InvalidRequest(OctavoError, ValueError):

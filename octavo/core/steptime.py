@@ -349,8 +349,7 @@ class StepModel:
 
     def best(self, features: StepFeatures) -> float:
         """Seconds of a step of that shape, now or in the long run: whichever is sooner."""
-        fit = self._mixed if features.prefill_area > 0.0 else self._decode
-        return min(1.0, fit.pace) * fit.seconds(features)
+        return min(self.predict(features), self.usual(features))
 
     def most_tokens(self, features: StepFeatures, start: int, seconds: float) -> float:
         """How many tokens from `start` on may be added to a step of that shape so that it takes

@@ -133,7 +133,7 @@ class Keys:
         try:
             lines = Path(path).read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            why = in_words(error) if isinstance(error, OSError) else error
+            why = in_words(error)
             text = f"--api-key-file: cannot read the API keys of {path}: {why}"
             raise InvalidRequest(text, "api_key_file") from None
         keys = []

@@ -25,11 +25,11 @@ def load(context: ssl.SSLContext, config: ServerConfig) -> None:
             with open(path, "rb"):
                 pass
         except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
-            why = in_words(error) if isinstance(error, OSError) else error
+            why = in_words(error)
             raise InvalidRequest(f"--{flag.replace('_', '-')} {path}: {why}", flag) from None
     try:
         context.load_cert_chain(cert, key)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        why = in_words(error) if isinstance(error, OSError) else error
+        why = in_words(error)
         text = f"cannot use --tls-cert {cert} with --tls-key {key}: {why}"
         raise InvalidRequest(text, "tls_cert") from None

@@ -233,8 +233,7 @@ def open_recording(path: str | Path) -> Recording:
                     raise BadFile(f"{path}, line {number}: no {', '.join(sorted(lacking))}")
                 lines.append(line)
     except UNREADABLE as error:
-        why = in_words(error) if isinstance(error, OSError) else error
-        raise BadFile(f"{path}: {why}") from error
+        raise BadFile(f"{path}: {in_words(error)}") from error
     if not lines:
         raise BadFile(f"{path}: not a recording of version {VERSION}")
     recording = Recording(path, lines[0], tuple(lines[1:]))
