@@ -201,6 +201,10 @@ def _named(cls: type[msgspec.Struct], message: str) -> InvalidRequest:
     if wrong is not None and (words := _values(cls, path)):
         what = f"must be one of {', '.join(words)}, got {wrong[1][:64]}"
         return InvalidRequest(f"{param} {what}", param)
+    beyond = re.fullmatch(r"Expected `(?:int|float)` ([<>])= (\S+)", text)
+    if beyond is not None:
+        end = "most" if beyond[1] == "<" else "least"
+        return InvalidRequest(f"{param} must be at {end} {float(beyond[2]):g}", param)
     unknown = _UNKNOWN.match(text)
     missing = re.search(r"missing required field `(.*)`", text)
     found = unknown or missing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -127,7 +127,7 @@ class MessagesBody(CountBody, kw_only=True):
     max_tokens: int
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    temperature: float | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     top_p: float | None = None
     metadata: Metadata | None = None
     container: Refused = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -17,6 +17,8 @@ from octavo.server.tools import Tool, ToolCall, ToolChoice
 
 COMPLETION_TOKENS = 16  # the OpenAI default of /v1/completions
 
+# OpenAI's range; Anthropic's ends at 1. Above it a model is all but a die.
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 METADATA_PAIRS, METADATA_KEY, METADATA_VALUE = 16, 64, 512
 
 
@@ -68,7 +70,7 @@ class Sampling(Extras, kw_only=True):
 
     model: str
     max_tokens: int | None = None
-    temperature: float | None = None
+    temperature: Temperature | None = None
     top_p: float | None = None
     n: int | None = None
     stream: bool | None = None

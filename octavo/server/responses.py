@@ -23,7 +23,7 @@ from octavo.server.decoding import Refused, decode, refuse, taken
 from octavo.server.exchange import Job
 from octavo.server.generate import Generate, Visit
 from octavo.server.problems import reply_json
-from octavo.server.protocol import ChatBody, Extras, check_metadata
+from octavo.server.protocol import ChatBody, Extras, Temperature, check_metadata
 from octavo.server.reply import Asked, encode
 from octavo.server.responses_shape import ResponsesShape
 from octavo.server.responses_store import Kept, Shelf
@@ -112,7 +112,7 @@ class ResponsesBody(Extras, kw_only=True):
     store: bool | None = None
     stream: bool | None = None
     stream_options: Options | None = None
-    temperature: float | None = None
+    temperature: Temperature | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None

@@ -223,10 +223,12 @@ class Job:
 
 
 class Fake:
-    """The server. `url` while it stands; `faults`: names of checks that it must fail."""
+    """The server. `url` while it stands; `faults`: names of checks that it must fail. takes: a
+    path, a field and a value out of its range that it takes all the same."""
 
-    def __init__(self, *faults: str) -> None:
+    def __init__(self, *faults: str, takes: tuple[str, str, float] | None = None) -> None:
         self.faults = set(faults)
+        self.takes = takes
         self.live = 0
         self.lock = threading.Lock()
         self.prefill = threading.Lock()
@@ -276,8 +278,9 @@ class Fake:
         if body.get("model") != "fake":
             status, code = (400, "bad") if self.has("unknown-model") else (404, "model_not_found")
             raise Refused(status, "no such model", "model", code)
+        path = "/v1/chat/completions" if chat else "/v1/completions"
         for name, ok in self.rules(body, chat):
-            if not ok:
+            if not ok and self.takes != (path, name, body.get(name)):
                 param = None if self.has("bad-values-named") else name
                 raise Refused(400, f"{name} is wrong", param)
         schema = (body.get("response_format") or {}).get("json_schema")
@@ -287,6 +290,12 @@ class Fake:
                 raise Refused(400, "the schema is none", "response_format")
             if "$ref" in inner:
                 raise Refused(400, "no such reference", "response_format")
+
+    def ranged(self, path: str, body: dict[str, Any], most: float) -> None:
+        """Raises `Refused` for a temperature out of its range."""
+        heat = body.get("temperature", 0)
+        if not 0 <= heat <= most and self.takes != (path, "temperature", heat):
+            raise Refused(400, f"temperature is at most {most}", "temperature")
 
     def rules(self, body: dict[str, Any], chat: bool) -> Iterator[tuple[str, bool]]:
         def number(name: str, low: float, high: float) -> tuple[str, bool]:
@@ -706,6 +715,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def response(self, data: bytes) -> None:
         body = self.body(data)
+        self.fake.ranged("/v1/responses", body, 2)
         part = {"type": "output_text", "text": "Hi there.", "annotations": []}
         message = {"type": "message", "role": "assistant", "content": [part], "id": "msg_1"}
         total = 6 if self.fake.has("responses") else 5
@@ -730,6 +740,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def messages(self, data: bytes) -> None:
         body = self.body(data)
+        self.fake.ranged("/v1/messages", body, 1)
         reason = "stop" if self.fake.has("messages") else "end_turn"
         whole = {
             "id": "msg_1", "type": "message", "role": "assistant", "model": "fake",

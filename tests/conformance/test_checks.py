@@ -7,7 +7,8 @@ import pytest
 
 from octavo.conformance import checks as _filled  # noqa: F401
 from octavo.conformance.book import CHECKS, Finding, Verdict, chosen, run
-from octavo.conformance.probe import Probe, Settings
+from octavo.conformance.checks.refusals import BAD, ELSEWHERE
+from octavo.conformance.probe import CHAT, Probe, Settings
 from octavo.conformance.wire import Wire
 from tests.conformance.fake import KEY, Fake
 
@@ -24,6 +25,17 @@ def findings(fake: Fake, *names: str) -> dict[str, Finding]:
 def test_a_check_catches_the_fault_that_is_planted_for_it(name: str) -> None:
     found = findings(Fake(name), name)[name]
     assert found.verdict is Verdict.FAIL, found.evidence
+
+
+RANGES = [(CHAT, name, value) for name, value in BAD if type(value) in (int, float)]
+RANGES += [(path, name, value) for path, _, name, value in ELSEWHERE]
+
+
+@pytest.mark.parametrize("taken", RANGES, ids=str)
+def test_each_end_of_each_range_is_tried(taken: tuple[str, str, float]) -> None:
+    found = findings(Fake(takes=taken), "bad-values-refused")["bad-values-refused"]
+    assert found.verdict is Verdict.FAIL
+    assert f"{taken[1]}: {taken[2]!r} -> " in found.evidence
 
 
 @pytest.mark.parametrize("name", CHECKS)

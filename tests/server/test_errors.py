@@ -66,6 +66,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
     ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_p": 1.1}, "top_p"),
@@ -121,6 +122,27 @@ WORDS: list[tuple[dict[str, Any], str]] = [
     ({"service_tier": "fast"}, "priority, default, flex"),
     ({"stop": "x", "messages": [{"role": "usr", "content": "x"}]}, "got 'usr'"),
 ]
+
+
+PLACES = [
+    (CHAT, chat("x"), 2),
+    (COMPLETIONS, completion("x"), 2),
+    ("/v1/responses", {"model": "fake", "input": "x", "max_output_tokens": 3}, 2),
+    ("/v1/messages", {"model": "fake", "messages": chat("x")["messages"], "max_tokens": 3}, 1),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "most"), PLACES)
+def test_a_temperature_may_be_what_the_api_says_and_no_more(
+    path: str, body: dict[str, Any], most: int
+) -> None:
+    """OpenAI's reference: between 0 and 2; Anthropic's: from 0 to 1."""
+    for good in (0, most, float(most)):
+        assert ask(path, body | {"temperature": good}).status_code == 200
+    for bad, words in ((most + 0.01, f"at most {most}"), (9, f"at most {most}"), (-1, "at least")):
+        answer = ask(path, body | {"temperature": bad})
+        assert answer.status_code == 400
+        assert f"temperature must be {words}" in answer.json()["error"]["message"]
 
 
 WRONG = ("usr", "jsn", "huge", "fast")

@@ -177,6 +177,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
     ({"stop_sequences": ["a", "b", "c", "d", "e"]}, "stop_sequences"),
     ({"temperature": -1}, "temperature"),
+    ({"temperature": 1.1}, "temperature"),
     ({"top_k": -1}, "top_k"),
     ({"service_tier": "priority"}, "service_tier"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),

@@ -260,6 +260,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"max_output_tokens": 10**6}, "max_output_tokens"),
     ({"temperature": -1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
     ({"include": ["file_search_call.results"]}, "include"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"truncation": "auto"}, "truncation"),

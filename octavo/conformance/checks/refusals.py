@@ -6,6 +6,7 @@ from typing import Any
 
 from octavo.conformance.book import check
 from octavo.conformance.probe import (
+    ABSENT,
     CHAT,
     COMPLETIONS,
     NotOffered,
@@ -18,6 +19,7 @@ from octavo.conformance.probe import (
 BAD: tuple[tuple[str, Any], ...] = (
     ("temperature", "hot"),
     ("temperature", -1),
+    ("temperature", 2.1),
     ("top_p", 2),
     ("top_p", -0.5),
     ("n", 0),
@@ -34,6 +36,16 @@ BAD: tuple[tuple[str, Any], ...] = (
     ("messages", [{"role": "nobody", "content": "x"}]),
     ("messages", [{"content": "x"}]),
     ("seed", "lucky"),
+)
+HI = [{"role": "user", "content": "Hi."}]
+# The same ranges at the other endpoints, where they are offered; Anthropic's temperature ends at 1.
+ELSEWHERE: tuple[tuple[str, dict[str, Any], str, float], ...] = (
+    (COMPLETIONS, {"prompt": "Hi.", "max_tokens": 2}, "temperature", 2.1),
+    (COMPLETIONS, {"prompt": "Hi.", "max_tokens": 2}, "top_p", 2),
+    (COMPLETIONS, {"prompt": "Hi.", "max_tokens": 2}, "presence_penalty", 9),
+    (COMPLETIONS, {"prompt": "Hi.", "max_tokens": 2}, "frequency_penalty", -9),
+    ("/v1/responses", {"input": "Hi.", "max_output_tokens": 16}, "temperature", 2.1),
+    ("/v1/messages", {"messages": HI, "max_tokens": 2}, "temperature", 1.1),
 )
 
 
@@ -74,9 +86,17 @@ def bad_values(probe: Probe) -> str:
         answer = probe.post(CHAT, probe.chat_body() | {"max_tokens": 2} | {name: value})
         if answer.status != 400:
             wrong.append(f"{name}: {value!r} -> {answer.status}")
+    asked = len(BAD)
+    for path, fields, name, value in ELSEWHERE:
+        answer = probe.post(path, {"model": probe.model} | fields | {name: value})
+        if answer.status in ABSENT:
+            continue
+        asked += 1
+        if answer.status != 400:
+            wrong.append(f"{path} {name}: {value!r} -> {answer.status}")
     probe.chat(max_tokens=2)  # and it still stands
     need(not wrong, "; ".join(wrong))
-    return f"{len(BAD)} bad values are 400"
+    return f"{asked} bad values are 400"
 
 
 @check(
