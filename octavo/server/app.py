@@ -43,7 +43,7 @@ from octavo.server.driver import Driver
 from octavo.server.headers import header
 from octavo.server.logs import tell
 from octavo.server.metrics import Metrics
-from octavo.server.problems import AdminOnly, http_problem, problem, word
+from octavo.server.problems import AdminOnly, http_problem, problem, refusal, word
 from octavo.server.service import Served, Service
 from octavo.server.telemetry import Telemetry
 from octavo.server.traces import Trace
@@ -166,13 +166,11 @@ class App:
             trace.key = key.name if key is not None else ""
             await self.router(scope, receive, outbound)
         except HTTPException as error:
-            trace.outcome = word(error)
-            await self._refuse(scope, outbound, http_problem(error, scope))
+            await self._refuse(scope, outbound, error, http_problem(error, scope))
         except Exception as error:
             if trace.status:
                 raise  # too late for an answer; closing the connection is the only sign left
-            trace.outcome = word(error)
-            await self._refuse(scope, outbound, problem(error))
+            await self._refuse(scope, outbound, error, problem(error))
         finally:
             trace.status = trace.status or CLIENT_LEFT
             trace.finished = service.driver.clock()
@@ -188,7 +186,9 @@ class App:
         found = (route for route in self._paths.values() if route.param_convertors)
         return next((route.path_format for route in found if route.path_regex.match(path)), "other")
 
-    async def _refuse(self, scope: Scope, send: Send, response: Response) -> None:
+    async def _refuse(self, scope: Scope, send: Send, error: Exception, response: Response) -> None:
+        trace = scope["octavo.trace"]
+        trace.outcome, trace.refusal = word(error), refusal(error, response)
         if scope["path"].startswith(messages.PATH):
             response = messages.refusal(response)
         await response(scope, _no_receive, send)

@@ -63,6 +63,25 @@ def _refused(cls: type[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(item.name for item in msgspec.structs.fields(cls) if item.type is Any)
 
 
+@functools.cache
+def _declared() -> frozenset[str]:
+    """The names of all fields that a body may have."""
+    kinds: list[type[msgspec.Struct]] = [msgspec.Struct]
+    names: set[str] = set()
+    while kinds:
+        kinds += (below := kinds.pop().__subclasses__())
+        ours = (kind for kind in below if kind.__module__.startswith("octavo."))
+        names.update(item.encode_name for kind in ours for item in msgspec.structs.fields(kind))
+    return frozenset(names)
+
+
+def declared(param: str | None) -> str:
+    """The field of a body that `param` is, or is in; nothing where the name is not one of ours, for
+    then a stranger chose it."""
+    name = re.split(r"[.\[]", param or "", maxsplit=1)[0]
+    return name if name in _declared() else ""
+
+
 def refused_fields() -> dict[str, tuple[str, ...]]:
     """Fields of bodies that are known and refused, by the name of their struct."""
     found: dict[str, tuple[str, ...]] = {}

@@ -51,12 +51,13 @@ class Generate:
         service.check_open()
         trace.meter = service.meters.of(key)
         limit = request_timeout(scope, service.config.timeout)
-        asked = service.deadlines.asked(scope)
+        trace.slo = asked = service.deadlines.asked(scope)
         # A place is taken only when the body is here: a client that trickles it holds none.
         data = await body_of(service, scope, receive)
         if data is None:
             return
         trace.arrival = arrival = service.driver.clock()
+        trace.num_bytes = len(data)
         service.check_open()
         deadline = Deadline(limit)
         with service.meters.enter(trace.meter) as lease:
@@ -72,6 +73,7 @@ class Generate:
                         job = await parsed(service, self._parse, data, visit, receive)
                 except TimeoutError:
                     raise deadline.error from None
+                trace.measure(job.requests)
                 lease.reserve(job.requests)
                 exchange = self._admitted(job, ticket, trace)
                 writer = scope.get("extensions", {}).get(WRITER)
@@ -87,7 +89,7 @@ class Generate:
     def _admitted(self, job: Job, ticket: Counted, trace: Trace) -> Exchange:
         """The job, judged and on record. Raises `Unattainable`."""
         service = self._service
-        service.admission.learn(ticket, sum(len(request.prompt) for request in job.requests))
+        service.admission.learn(ticket, trace.num_prompt)
         exchange = Exchange(service.driver, service.metrics, service.admission, job, ticket)
         trace.stream = job.asked.stream
         service.traces.enter(trace, job.asked.head.id, job.requests)

@@ -18,7 +18,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
-from octavo.server.traces import Trace
+from octavo.server.deadlines import FIELDS
+from octavo.server.traces import Refusal, Trace
 
 requests = logging.getLogger("octavo.request")
 server = logging.getLogger("octavo.server")
@@ -44,6 +45,8 @@ def facts(trace: Trace) -> dict[str, Any]:
     """A request's line as fields; milliseconds. What is not known is left out."""
     end = trace.finished if trace.finished is not None else trace.started
     start = trace.arrival if trace.arrival is not None else trace.started
+    refused = trace.refusal or Refusal()
+    forecast = next((t.predicted for t in trace.timings if t.predicted is not None), None)
     found = {
         "id": trace.id,
         "completion": trace.completion,
@@ -53,18 +56,27 @@ def facts(trace: Trace) -> dict[str, Any]:
         "path": trace.path,
         "status": trace.status,
         "outcome": trace.outcome,
+        "param": refused.param,
+        "said": refused.said,
+        "retry_after_ms": _ms(refused.retry),
         "stream": trace.stream or None,
+        "body_bytes": trace.num_bytes,
+        "max_tokens": trace.num_wanted,
+        "slo": {f"{n}_ms": _ms(s) for n in FIELDS if (s := getattr(trace.slo, n)) is not None},
         "prompt_tokens": trace.num_prompt,
         "cached_tokens": trace.num_cached,
         "output_tokens": trace.num_output,
         "preemptions": sum(t.num_preemptions for t in trace.timings),
+        "ahead_ms": _ms(refused.ahead),
+        "forecast_ttft_ms": _ms(forecast.ttft if forecast else refused.ttft),
+        "forecast_tpot_ms": _ms(forecast.tpot if forecast else refused.tpot),
         "queue_ms": _ms(trace.queued),
         "ttft_ms": _ms(trace.ttft),
         "tpot_ms": _ms(trace.tpot),
         "total_ms": _ms(end - start),
     }
     kept = ("status", "total_ms")
-    return {name: v for name, v in found.items() if name in kept or v not in (None, "", 0)}
+    return {name: v for name, v in found.items() if name in kept or v not in (None, "", 0, {})}
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -116,7 +128,10 @@ class Lines(logging.Formatter):
         good = 200 <= trace.status < 400
         status = self._styled(str(trace.status), "green" if good else "yellow")
         parts = [status, f"{trace.method} {escaped(trace.path)}"]
-        if trace.num_prompt:
+        refused = trace.refusal
+        if refused is not None:
+            parts += _turned_away(trace, found)
+        elif trace.num_prompt:
             cached = f" ({trace.num_cached} cached)" if trace.num_cached else ""
             parts.append(f"{trace.num_prompt}{cached} + {trace.num_output} tokens")
         for name in ("queue", "ttft", "tpot", "total"):
@@ -124,8 +139,14 @@ class Lines(logging.Formatter):
                 parts.append(f"{name} {_short(found[f'{name}_ms'])}")
         if found.get("preemptions"):
             parts.append(f"preempted {found['preemptions']}x")
-        parts.append(trace.outcome)
-        parts.append(self._dim(" ".join(p for p in (trace.key, trace.completion or trace.id) if p)))
+        if refused is None:
+            parts.append(trace.outcome)
+        else:
+            parts.append(": ".join(p for p in (trace.outcome, refused.param, refused.said) if p))
+            if refused.retry is not None:
+                parts.append(f"again in {_short(refused.retry * 1e3)}")
+        who = (trace.key or (trace.client if refused else ""), trace.completion or trace.id)
+        parts.append(self._dim(" ".join(p for p in who if p)))
         return "  ".join(part for part in parts if part)
 
     def _dim(self, text: str) -> str:
@@ -134,6 +155,17 @@ class Lines(logging.Formatter):
     def _styled(self, text: str, colour: str) -> str:
         codes = {"green": 32, "yellow": 33}
         return f"\x1b[{codes[colour]}m{text}\x1b[0m" if self._colour else text
+
+
+def _turned_away(trace: Trace, found: dict[str, Any]) -> list[str]:
+    """What a refused request asked for, as far as it was read, and what was forecast for it."""
+    size = f"{trace.num_bytes} bytes" if trace.num_bytes else ""
+    if trace.num_prompt:
+        more = f"{trace.num_wanted} more" if trace.num_wanted is not None else "more, as they come"
+        size = f"{trace.num_prompt} tokens, {more} wanted"
+    names = [n for n in ("ttft", "tpot") if f"forecast_{n}_ms" in found]
+    times = ", ".join(f"{n} {_short(found[f'forecast_{n}_ms'])}" for n in names)
+    return [size, f"forecast {times}" if times else ""]
 
 
 def _short(ms: float) -> str:

@@ -6,6 +6,7 @@ import errno
 import logging
 import random
 import sqlite3
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from octavo.errors import (
+    ContextOverflow,
     EngineError,
     InvalidRequest,
     NotFound,
@@ -26,11 +28,13 @@ from octavo.errors import (
     Unattainable,
     UnknownModel,
 )
+from octavo.server.decoding import declared
+from octavo.server.traces import Refusal
 
 log = logging.getLogger("octavo")
 
 SPREAD = 1.2  # how much later than told some are told to come back
-_OURS = "server_error"
+_OURS, _THEIRS = "server_error", "invalid_request_error"
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -39,36 +43,43 @@ def reply_json(value: Any, status: int = 200, headers: dict[str, str] | None = N
     return Response(body, status, headers, media_type="application/json")
 
 
+def kind_of(error: Exception) -> tuple[int, str, str | None]:
+    """(status, type, code) of what went wrong."""
+    if isinstance(error, UnknownModel | NotFound):
+        return 404, _THEIRS, error.code
+    if isinstance(error, InvalidRequest):
+        return 400, _THEIRS, error.code
+    if isinstance(error, TenantLimit):
+        return 429, error.kind, "rate_limit_exceeded"
+    if isinstance(error, Unattainable):
+        return (429, "tokens", error.code) if error.own else (503, _OURS, error.code)
+    if isinstance(error, Overloaded):
+        return 503, _OURS, "server_overloaded"
+    if isinstance(error, TimedOut):
+        return 504, _OURS, error.code
+    if isinstance(error, EngineError):
+        return 500, _OURS, "engine_error"
+    if isinstance(error, RecursionError):  # only what strangers nest goes so deep
+        return 400, _THEIRS, InvalidRequest.code
+    if isinstance(error, OctavoError):
+        return 500, _OURS, None
+    if disk_is_full(error):
+        return 507, _OURS, "insufficient_storage"
+    return 500, _OURS, "internal_error"
+
+
 def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
     """(status, OpenAI's error object). What is not ours is logged and not shown."""
-    if isinstance(error, RecursionError):  # only what strangers nest goes so deep
+    status, kind, code = kind_of(error)
+    if isinstance(error, RecursionError):
         error = InvalidRequest("the body is nested too deeply")
-    param = getattr(error, "param", None)
-    code: str | None
-    if isinstance(error, UnknownModel | NotFound):
-        status, kind, code = 404, "invalid_request_error", error.code
-    elif isinstance(error, InvalidRequest):
-        status, kind, code = 400, "invalid_request_error", error.code
-    elif isinstance(error, TenantLimit):
-        status, kind, code = 429, error.kind, "rate_limit_exceeded"
-    elif isinstance(error, Unattainable):
-        status, kind, code = (429, "tokens", error.code) if error.own else (503, _OURS, error.code)
-    elif isinstance(error, Overloaded):
-        status, kind, code = 503, "server_error", "server_overloaded"
-    elif isinstance(error, TimedOut):
-        status, kind, code = 504, _OURS, error.code
-    elif isinstance(error, EngineError):
-        status, kind, code = 500, "server_error", "engine_error"
-    elif isinstance(error, OctavoError):
-        status, kind, code = 500, "server_error", None
-    elif disk_is_full(error):
+    elif status == 507:
         log.error("the disk of --batch-dir is full: %s", error)
-        status, kind, code = 507, _OURS, "insufficient_storage"
         error = Exception("the server's disk is full: nothing was kept; try again later")
-    else:
+    elif not isinstance(error, OctavoError):
         log.error("a request failed", exc_info=error)
-        status, kind, code = 500, "server_error", "internal_error"
         error = Exception("this request failed inside the server; its log says why")
+    param = getattr(error, "param", None)
     body = {"message": str(error), "type": kind, "param": param, "code": code}
     if isinstance(error, Unattainable | TooTight):
         body |= _prediction(error)
@@ -112,6 +123,7 @@ _CODES = {
     405: "method_not_allowed",
     413: "body_too_large",
     499: "client_left",
+    501: "not_offered",
 }
 
 
@@ -125,10 +137,25 @@ class AdminOnly(HTTPException):
 
 
 def word(error: Exception) -> str:
-    """What went wrong, in a word for logs: never what was said."""
+    """What went wrong, in a word for logs: the code that the client was given."""
     if isinstance(error, HTTPException):
-        return getattr(error, "code", None) or _CODES.get(error.status_code, "http_error")
-    return str(getattr(error, "code", None) or type(error).__name__)
+        code = getattr(error, "code", None) or _CODES.get(error.status_code)
+        return code or f"http_{error.status_code}"
+    return kind_of(error)[2] or "server_error"
+
+
+def refusal(error: Exception, answer: Response) -> Refusal:
+    """What an operator should know of a refusal; nothing that the client wrote is in it."""
+    # These speak of numbers alone; other messages may quote a value, a name, a path.
+    plain = isinstance(error, Overloaded | TooTight | TimedOut | ContextOverflow)
+    found = Refusal(said=str(error) if plain else "", param=declared(getattr(error, "param", None)))
+    wait = answer.headers.get("retry-after-ms")
+    if wait is not None:
+        found = replace(found, retry=int(wait) / 1e3)
+    if isinstance(error, Unattainable | TooTight):
+        ahead = error.queue_seconds if isinstance(error, Unattainable) else None
+        found = replace(found, ttft=error.ttft, tpot=error.tpot, ahead=ahead)
+    return found
 
 
 def http_problem(error: HTTPException, scope: Scope) -> Response:

@@ -14,9 +14,23 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.core.history import Journal
-from octavo.core.request import Request, Sequence
+from octavo.core.request import NO_SLO, Request, Sequence, Slo
 from octavo.core.stats import Timing
 from octavo.server.meters import Meter
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request was turned away, in words and numbers of ours. said: to the client. param: the
+    field that was wrong. Seconds: retry, until it may come again; ttft and tpot, as forecast;
+    ahead, of prefill that is before it."""
+
+    said: str = ""
+    param: str = ""
+    retry: float | None = None
+    ttft: float | None = None
+    tpot: float | None = None
+    ahead: float | None = None
 
 
 @dataclass(slots=True)
@@ -28,7 +42,8 @@ class Trace:
     arrival: its body was here; parsed: it was tokens; first: its first token came back. completion:
     the id in the answer. outcome: how it ended. scheduled, pace: of one whose client left, its
     first step, and seconds a token until then. ahead: sequences running and waiting when it came.
-    meter: what its key may use. parent: the caller's W3C traceparent.
+    meter: what its key may use. parent: the caller's W3C traceparent. num_bytes: of its body;
+    num_wanted: tokens that it may write, where it says how many; slo: the deadlines asked for.
     """
 
     id: str
@@ -48,6 +63,10 @@ class Trace:
     completion: str = ""
     requests: tuple[str, ...] = ()
     stream: bool = False
+    num_bytes: int = 0
+    num_wanted: int | None = None
+    slo: Slo = NO_SLO
+    refusal: Refusal | None = None
     num_prompt: int = 0
     num_output: int = 0
     num_cached: int = 0
@@ -56,6 +75,14 @@ class Trace:
     meter: Meter | None = None
     parent: str = ""
     timings: list[Timing] = field(default_factory=list)
+
+    def measure(self, requests: tuple[Request, ...]) -> None:
+        """It is tokens now: how much it asks for, whether it is let in or not."""
+        self.num_prompt = sum(len(request.prompt) for request in requests)
+        most = [request.params.max_tokens for request in requests]
+        if None not in most:
+            self.num_wanted = sum(r.params.n * (r.params.max_tokens or 0) for r in requests)
+        self.slo = requests[0].slo
 
     @property
     def ttft(self) -> float | None:
@@ -105,7 +132,6 @@ class Traces:
         trace.parsed = self.clock()
         trace.completion = completion
         trace.requests = tuple(request.id for request in requests)
-        trace.num_prompt = sum(len(request.prompt) for request in requests)
         trace.ahead = (self.live.num_running, self.live.num_waiting)
         if self.most:
             self._open[completion] = trace

@@ -7,14 +7,17 @@ import json
 import logging
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from octavo.server import logs
+from octavo.server.auth import Keys
 from octavo.server.traces import Trace
 from tests.server.house import House, chat, completion, inside, outside
+from tests.server.test_deadlines import slow, timed
 from tests.server.test_life import CHAT
 
 pytestmark = pytest.mark.anyio
@@ -58,6 +61,72 @@ async def test_text_of_a_request_is_in_no_line_even_where_it_is_refused() -> Non
         text = "\n".join(await lines(style, "info", *bad))
         assert "secret" not in text
         assert "context_length_exceeded" in text
+
+
+async def told(style: str, house: House, *bodies: Any, **headers: str) -> str:
+    """The line of the last request to a house, as JSON or text."""
+    out = io.StringIO()
+    with logs.written(style, "info", out):
+        async with inside(house, **headers) as client:
+            for body in bodies:
+                await client.post(CHAT, json=body)
+    return out.getvalue().splitlines()[-1]
+
+
+@pytest.mark.parametrize("wish", [{"x-slo-ttft-ms": "9000"}, {"x-slo-e2e-ms": "50000"}])
+async def test_a_refusal_says_who_asked_for_what_and_what_was_forecast(wish: dict) -> None:
+    def house() -> House:
+        made = slow(timed())
+        made.scheduler.expected["others"] = (0.0, 60.0)  # let in, and not added yet
+        return made
+
+    found = json.loads(await told("json", house(), chat("a secret", max_tokens=30), **wish))
+    assert (found["status"], found["outcome"]) == (503, "slo_unattainable")
+    assert found["said"].startswith("the deadlines asked for (")
+    assert found["forecast_ttft_ms"] > 900
+    assert found["retry_after_ms"] >= 1000
+    assert found["body_bytes"] > 50
+    assert found["client"]
+    asked = {name.removeprefix("x-slo-").replace("-", "_"): float(ms) for name, ms in wish.items()}
+    assert found["slo"] == asked
+    if "x-slo-e2e-ms" in wish:  # the second gate has its tokens
+        assert (found["prompt_tokens"], found["max_tokens"]) == (26, 30)
+    line = await told("text", house(), chat("a secret", max_tokens=30), **wish)
+    tokens = "26 tokens, 30 more wanted" if "x-slo-e2e-ms" in wish else " bytes  "
+    for word in (tokens, "forecast ttft ", "slo_unattainable: the deadlines", "again in "):
+        assert word in line, line
+    assert found["client"] in line
+    assert "secret" not in line
+
+
+async def test_no_line_has_a_name_of_ours_that_is_no_code() -> None:
+    """What the client was given as the error's code is what the log calls it."""
+    odd = [("POST", "/v1/files", None), ("PUT", CHAT, None), ("POST", CHAT, {"model": "fake"}),
+           ("POST", CHAT, chat("raise") | {"temperature": 3}),
+           ("POST", "/v1/completions", {"model": "no", "prompt": ""})]  # fmt: skip
+    found = [json.loads(line) for line in await lines("json", "info", *odd)]
+    assert [line["outcome"] for line in found] == [
+        "not_offered", "method_not_allowed", "invalid_value", "invalid_value", "model_not_found",
+    ]  # fmt: skip
+    assert [line.get("param") for line in found[2:]] == ["messages", "temperature", "model"]
+
+
+async def test_a_key_that_has_its_share_is_named_with_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("desk desk-key-0123456789abcdef tpm=200\n")
+    house = House(keys=Keys.read(str(path)))
+    given = {"authorization": "Bearer desk-key-0123456789abcdef"}
+    more = chat("x", max_tokens=400)
+    found = json.loads(await told("json", house, chat("y"), more, **given))
+    assert (found["status"], found["outcome"], found["key"]) == (429, "rate_limit_exceeded", "desk")
+    assert found["said"]
+    assert found["max_tokens"] == 400
+
+
+async def test_a_field_of_a_strangers_choice_is_in_no_line() -> None:
+    line = await told("json", House(strict=True), chat("x") | {"secret": 1})
+    assert json.loads(line)["outcome"] == "unsupported_parameter"
+    assert "secret" not in line
 
 
 async def test_probes_are_said_at_debug_alone() -> None:
