@@ -30,7 +30,8 @@ from octavo.core.scheduler import Scheduler
 from octavo.core.steptime import Coefficients, StepFeatures, StepModel
 from octavo.errors import Overloaded, TooTight
 from octavo.lab import stage
-from octavo.lab.stage import Clock, Neighbours, Setting, Trial, Visit
+from octavo.lab.stage import Clock, Setting, Trial, Visit
+from octavo.neighbours import Neighbours
 from octavo.sim.executor import Learned, SimulatedExecutor
 from octavo.sim.fleet import Fleet, Spec
 from octavo.sim.fleet import Run as SimRun

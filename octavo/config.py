@@ -292,8 +292,9 @@ def _annotation(cls: type, name: str) -> Any:
     return hint
 
 
-def options(cls: type, *, skip: tuple[str, ...] = ()) -> Callable[[Any], Any]:
-    """A decorator that adds one click option per field of `cls`, in the fields' order."""
+def options(cls: type, *, skip: tuple[str, ...] = (), **defaults: Any) -> Callable[[Any], Any]:
+    """A decorator that adds one click option per field of `cls`, in the fields' order. defaults: of
+    this command, where they are others than the fields' own."""
     import click
 
     class Size(click.ParamType):  # type: ignore[type-arg]
@@ -311,16 +312,17 @@ def options(cls: type, *, skip: tuple[str, ...] = ()) -> Callable[[Any], Any]:
                 continue
             hint, meta = _annotation(cls, item.name), item.metadata
             flag = "--" + item.name.replace("_", "-")
-            extra: dict[str, Any] = {"help": meta["help"], "default": item.default}
+            default = defaults.get(item.name, item.default)
+            extra: dict[str, Any] = {"help": meta["help"], "default": default}
             if "metavar" in meta:
                 extra["metavar"] = meta["metavar"]
-            extra["show_default"] = item.default not in (None, ())
+            extra["show_default"] = default not in (None, ())
             if hint is bool:
                 flag = f"{flag}/--no-{flag[2:]}"
             elif meta.get("size"):
                 extra["type"] = Size()
-                if item.default is not None:
-                    extra["default"] = show_bytes(item.default).replace(".00 ", "")
+                if default is not None:
+                    extra["default"] = show_bytes(default).replace(".00 ", "")
             elif typing.get_origin(hint) is Literal:
                 extra["type"] = click.Choice(typing.get_args(hint))
             elif typing.get_origin(hint) is tuple:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent / "octavo"
 ARROWS: dict[str, tuple[str, ...]] = {
     "octavo.errors": (),
     "octavo.conformance": (),
+    "octavo.conformance.commands": ("octavo.terminal",),  # its words at the terminal
     "octavo.core": (),
     "octavo.models": ("octavo.ops",),
     "octavo.models.hub": ("octavo.config",),
@@ -56,6 +57,7 @@ TOP = (
     "octavo.doctor",
     "octavo.lab",
     "octavo.llm",
+    "octavo.neighbours",
     "octavo.plots",
     "octavo.rl",
     "octavo.server",

@@ -197,17 +197,38 @@ def test_a_server_that_takes_no_deadlines_is_not_told_them_and_is_judged_all_the
     assert ["x-slo" in head for head in server.heads] == [True, False, False, False]
 
 
-def test_what_cannot_be_kept_is_a_refusal_whatever_its_status() -> None:
+def test_who_may_come_later_who_never_and_what_broke_are_counted_apart() -> None:
     said = b'{"error":{"message":"too tight","code":"slo_unattainable"}}'
-    head = b"HTTP/1.1 400 No\r\ncontent-length: %d\r\n\r\n" % len(said)
+    statuses = [400, 503, 429, 400, 404, 500, 503]
+    left = iter(statuses)
 
     class Strict(Server):
         def plan(self, body: dict[str, Any]) -> list[tuple[float, bytes]]:
+            head = b"HTTP/1.1 %d No\r\ncontent-length: %d\r\n\r\n" % (next(left), len(said))
             return [(0.01, head + said)]
 
-    report, found = conduct(Strict(), Plan(workload(0.0, 1.0), Ask("m"), warmup=0))
-    assert (report["refused"], report["failed"], report["refusals"]) == (2, 0, {"400": 2})
-    assert "too tight" in (found[0].error or "")
+    load_ = workload(*map(float, range(7)))
+    report, found = conduct(Strict(), Plan(load_, Ask("m", slo=Slo(ttft=1.0)), warmup=0))
+    names = ("served", "refused", "bad_requests", "failed")
+    assert [report[name] for name in names] == [0, 3, 3, 1]
+    assert report["refusals"] == {"503": 2, "429": 1}
+    assert report["errors"] == {"HTTP 500: too tight": 1}
+    assert report["bad_request_errors"] == {"HTTP 400: too tight": 2, "HTTP 404: too tight": 1}
+    rows = [serve.row(one, 0.0, Slo(ttft=1.0)) for one in found]
+    assert [row["bad_request"] for row in rows] == [status in (400, 404) for status in statuses]
+    assert {row["error_code"] for row in rows} == {"slo_unattainable"}
+
+
+def test_deadlines_that_nobody_could_keep_do_not_end_the_run_before_it_begins() -> None:
+    said = b'{"error":{"message":"too tight","code":"slo_unattainable"}}'
+    head = b"HTTP/1.1 400 No\r\ncontent-length: %d\r\n\r\n" % len(said)
+
+    class Tight(Server):
+        def plan(self, body: dict[str, Any]) -> list[tuple[float, bytes]]:
+            return [(0.01, head + said)]
+
+    plan = Plan(workload(0.0, 1.0), Ask("m", slo=Slo(ttft=0.001)), warmup=1)
+    assert conduct(Tight(), plan)[0]["bad_requests"] == 2
 
 
 def test_a_client_that_is_late_makes_the_run_void() -> None:
@@ -345,7 +366,7 @@ def test_our_own_server_is_measured(tmp_path: Path) -> None:
     # A number is no file's name, and the old name of the option no option.
     assert CliRunner().invoke(cli.cli, [*words, "--requests", "20"]).exit_code == 2
     # A server that keeps no deadlines says so, and that is shown.
-    assert "--policy slo" in str(json.loads(refused.stdout)["errors"])
+    assert "--policy slo" in str(json.loads(refused.stdout)["bad_request_errors"])
     # So its callers' objectives are judged by the client alone, which it says.
     assert "100.0% of those let in; the server was not told" in judged.stdout
     assert "judged here alone" in judged.stderr

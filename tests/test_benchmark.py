@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from octavo import doctor
-from octavo.benchmark import offline
+from octavo.benchmark import commands, offline
 from octavo.benchmark.offline import Plan
 from octavo.ceilings import Ceilings, Rates
+from octavo.cli import cli
+from octavo.config import EngineConfig
 from octavo.errors import FetchError, InvalidRequest
 from octavo.llm import LLM
 from octavo.models.config import ModelConfig, Rope
@@ -116,3 +120,30 @@ def test_what_the_system_says_can_be_read() -> None:
     assert 0 < free <= total
     assert doctor.huge_pages()
     assert doctor.cpu_quota() is None or doctor.cpu_quota() > 0
+
+
+@pytest.mark.parametrize("name", ["offline", "step"])
+def test_what_stands_beside_a_ceiling_guesses_nothing_unless_it_is_told_to(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ceiling is of a step for every token: with guesses a figure may pass it."""
+    seen: list[str] = []
+
+    def loaded(config: EngineConfig, _: bool) -> Any:
+        seen.append(config.speculation)
+        raise InvalidRequest("enough")
+
+    monkeypatch.setattr("octavo.benchmark.commands.loaded", loaded)
+    monkeypatch.setattr("octavo.benchmark.instrument.loaded", loaded)
+    for more in ([], ["--speculation", "auto"]):
+        CliRunner().invoke(cli, ["bench", name, *more])
+    assert seen == ["off", "auto"]
+
+
+def test_a_bench_says_what_others_used_of_the_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commands._neighbours({"neighbours": 0.41})
+    assert "Others used 41%" in capsys.readouterr().out
+    commands._neighbours({"neighbours": 0.01})
+    assert not capsys.readouterr().out

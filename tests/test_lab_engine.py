@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from octavo import neighbours
 from octavo.core.batch import Batch, RowResult, StepResult
 from octavo.core.executor import Capacity
 from octavo.core.request import Slo
@@ -168,11 +169,11 @@ def test_jain() -> None:
 
 def test_others_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = iter([(100.0, 1000.0, 50.0), (160.0, 1100.0, 80.0)])
-    monkeypatch.setattr(stage.Neighbours, "_read", staticmethod(lambda: next(reads)))
-    assert stage.Neighbours().share() == pytest.approx((60 - 30) / 100)
-    assert stage.busy_note({"neighbours": 0.3})
-    assert not stage.busy_note({"neighbours": 0.05})
-    assert not stage.busy_note({"neighbours": None})
+    monkeypatch.setattr(neighbours.Neighbours, "_read", staticmethod(lambda: next(reads)))
+    assert neighbours.Neighbours().share() == pytest.approx((60 - 30) / 100)
+    assert neighbours.busy_note({"neighbours": 0.3})
+    assert not neighbours.busy_note({"neighbours": 0.05})
+    assert not neighbours.busy_note({"neighbours": None})
 
 
 # ---- each experiment, small, on the small real engine ----

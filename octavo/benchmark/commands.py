@@ -9,7 +9,9 @@ import click
 
 from octavo.config import EngineConfig, options, take
 from octavo.errors import InvalidRequest
+from octavo.neighbours import busy_note
 from octavo.terminal import (
+    Milliseconds,
     OurGroup,
     OutputFile,
     as_json,
@@ -56,7 +58,7 @@ Examples:
   octavo bench offline --json > today.json
 """
 )
-@options(EngineConfig)
+@options(EngineConfig, speculation="off")  # a roof is of steps without guesses
 @numbers("--prompt", "512", "Prompt tokens, one or more.")
 @click.option("--output", default=64, help="Tokens to write for each prompt.", show_default=True)
 @numbers("--concurrency", "1,16", "Requests at once, one or more.")
@@ -81,24 +83,32 @@ def offline(
         f"{ceilings['dram'] / 1e9:.1f} GB/s, int8 {ceilings['int8'] / 1e9:.0f} GOP/s. "
         f"Medians of {repeat}.\n"
     )
+    guesses = report["speculation"] != "off"
     rows = [
         [
             str(cell["prompt"]), str(cell["output"]), str(cell["concurrency"]),
             f"{cell['prefill_tokens_per_s']:.0f}", f"{cell['prefill_share']:.0%}",
             f"{cell['decode_tokens_per_s']:.1f}", f"{cell['decode_share']:.0%}",
-            f"{cell['guessed_share']:.0%}",
+            *([f"{cell['guessed_share']:.0%}"] if guesses else []),
             f"{cell['ttft_s'] * 1e3:.0f}", f"{cell['tpot_s'] * 1e3:.1f}",
         ]
         for cell in report["cells"]
     ]  # fmt: skip
     head = ["prompt", "output", "at once", "prefill tok/s", "of roof", "decode tok/s", "of roof",
-            "guessed", "TTFT ms", "TPOT ms"]  # fmt: skip
+            *(["guessed"] if guesses else []), "TTFT ms", "TPOT ms"]  # fmt: skip
     plain_table(head, rows, right=True)
+    guessed = " guessed: output tokens that speculation saved a step each." if guesses else ""
     click.echo(
         "\nof roof: measured / the least time in which this machine can do the same operations "
-        "and read the same bytes, a step for every token. guessed: output tokens that speculation "
-        "saved a step each (--speculation off: none)."
+        f"and read the same bytes, a step for every token.{guessed}"
     )
+    _neighbours(report)
+
+
+def _neighbours(report: dict[str, Any]) -> None:
+    """What others used of the machine, where that was much."""
+    for paragraph in busy_note(report):
+        click.secho(paragraph, fg="yellow")
 
 
 OPS_HEAD = ["op", "ms", "share", "GB/s", "Gop/s", "op/byte", "bound by", "of roof"]
@@ -153,6 +163,7 @@ def kernels(
     for left in report["left_out"]:
         note(f"left out: {left['case']}: {left['why']}")
     click.echo(OPS_NOTE)
+    _neighbours(report)
     if plot:
         click.echo(f"drawn: {plot}")
 
@@ -200,7 +211,7 @@ Examples:
   octavo bench step --json | jq '.cases[] | {phase, concurrency, python_share}'
 """
 )
-@options(EngineConfig)
+@options(EngineConfig, speculation="off")  # a roof is of steps without guesses
 @click.option("--prompt", default=512, show_default=True, help="Tokens of each prompt.")
 @click.option("--output", default=64, show_default=True, help="Tokens to write for each.")
 @numbers("--concurrency", "1,16", "Requests at once, one or more.")
@@ -232,6 +243,7 @@ def step(
     for case in report["cases"]:
         _account(case)
     click.echo("ms are of a step, on average; ops without their waiting.\n" + OPS_NOTE)
+    _neighbours(report)
     if plot:
         click.echo(f"drawn: {plot}")
 
@@ -300,6 +312,7 @@ def scaling(
         _sweep(room.TITLES[name], points, report["cliffs"][name])
     for left in report["left_out"]:
         note(f"left out: {left['sweep']} {left['at']}: {left['why']}")
+    _neighbours(report)
     if plot:
         click.echo(f"drawn: {plot}")
 
@@ -350,9 +363,9 @@ Examples:
 @click.option("--body", default="{}", metavar="JSON", help="Further fields of every request.")
 @click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False),
               help="File with the key, or with a line as `octavo serve` has.")  # fmt: skip
-@click.option("--slo-ttft", type=float, metavar="MS", help="Objective for the first token.")
-@click.option("--slo-tpot", type=float, metavar="MS", help="Objective for each further token.")
-@click.option("--slo-e2e", type=float, metavar="MS", help="Objective for the whole answer.")
+@click.option("--slo-ttft", type=Milliseconds(), help="Objective for the first token.")
+@click.option("--slo-tpot", type=Milliseconds(), help="Objective for each further token.")
+@click.option("--slo-e2e", type=Milliseconds(), help="Objective for the whole answer.")
 @click.option("--slo-headers/--no-slo-headers", default=True, show_default=True,
               help="Tell the server too (x-slo-ttft-ms ...), or only judge here; one that takes no "
               "deadlines is not told.")  # fmt: skip
@@ -370,8 +383,9 @@ def serve(url: str, plot: str | None, as_json: bool, **flags: Any) -> None:
     """Load on a running server (any that speaks OpenAI's API), as its callers see it.
 
     Open loop: requests go out when they are due, however slow the answers are. TTFT, TPOT, ITL and
-    E2E, throughput, and where objectives are given goodput and attainment; refusals are counted
-    apart. Exit code 1 where the client was the bottleneck: such a run says nothing.
+    E2E, throughput, and where objectives are given goodput and attainment. Counted apart are what
+    was refused (429, 503: later it might have been served), bad requests (400 and its like: never)
+    and what failed. Exit code 1 where the client was the bottleneck: such a run says nothing.
 
     Prompts are drawn at random, and answers to such repeat themselves more than people's do: a
     server that guesses tokens looks better than it would. The report says how many of the tokens
@@ -469,8 +483,9 @@ def _served(report: dict[str, Any]) -> None:
     keys = ("mean", "p50", "p90", "p95", "p99", "most")
     rows = [[n.upper(), *(_ms(report[f"{n}_s"][key]) for key in keys)] for n in spreads]
     rich_table("", ["ms", "mean", "P50", "P90", "P95", "P99", "max"], rows)
-    for error, count in report["errors"].items():
-        click.secho(f"{count} failed: {error}", fg="red")
+    for what, key in (("failed", "errors"), ("bad", "bad_request_errors")):
+        for error, count in report[key].items():
+            click.secho(f"{count} {what}: {error}", fg="red")
     if report["short"]:
         click.secho(f"{report['short']} answers have fewer tokens than were asked for", fg="yellow")
     if not report["valid"]:
@@ -482,11 +497,18 @@ def _served(report: dict[str, Any]) -> None:
         )
 
 
+def _refusals(report: dict[str, Any]) -> str:
+    """How many were told to come later, and by which statuses."""
+    each = ", ".join(f"{count} x {status}" for status, count in report["refusals"].items())
+    return f"{report['refused']} refused" + (f" ({each})" if each else "")
+
+
 def _totals(report: dict[str, Any]) -> list[tuple[str, str]]:
     client, attained = report["client"], report["attainment"]
     lines = [
-        ("requests", f"{report['sent']} sent, {report['served']} served, {report['refused']} "
-         f"refused, {report['failed']} failed; at most {report['most_at_once']} at once"),
+        ("requests", f"{report['sent']} sent, {report['served']} served, {_refusals(report)}, "
+         f"{report['bad_requests']} bad requests, {report['failed']} failed; at most "
+         f"{report['most_at_once']} at once"),
         ("throughput", f"{report['requests_per_s']:.2f} req/s, "
          f"{report['output_tokens_per_s']:.1f} tok/s written, "
          f"{report['total_tokens_per_s']:.1f} with prompts, in {report['seconds']:.1f} s"),

@@ -12,6 +12,7 @@ from octavo.assembly import Assembly
 from octavo.benchmark.kernels import Again, Watch
 from octavo.ceilings import Ceilings, reread
 from octavo.config import EngineConfig
+from octavo.neighbours import Neighbours
 from octavo.terminal import loaded, note
 
 Plan = TypeVar("Plan", contravariant=True)
@@ -37,8 +38,11 @@ class Instrument(Protocol[Plan]):
 def use(
     instrument: Instrument[Plan], plan: Plan, config: EngineConfig, quiet: bool
 ) -> dict[str, Any]:
-    """Load the model, measure the machine, then run the instrument."""
+    """Load the model, measure the machine, then run the instrument. In its report also what others
+    used of the machine meanwhile."""
     llm = loaded(config, quiet)
     note("measuring the machine", quiet)
+    around = Neighbours()
     ceilings = machine.measure_ceilings(llm.config.threads, llm.config.isa)
-    return instrument(llm.assembly, plan, ceilings, lambda what: note(what, quiet))
+    report = instrument(llm.assembly, plan, ceilings, lambda what: note(what, quiet))
+    return report | {"neighbours": around.share()}

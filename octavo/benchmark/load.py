@@ -25,7 +25,7 @@ LEAD = 0.2  # seconds before the first request
 TICK = 0.02  # seconds between two looks at how late the client's own loop is
 FIRST_ID = 512  # ids below are often bytes and controls
 REFUSALS = (429, 503)
-UNATTAINABLE = "slo_unattainable"  # with any status, or in the midst of a stream
+UNATTAINABLE = "slo_unattainable"  # where an error event says it in the midst of a stream
 # Common words, each a token of its own in nearly every vocabulary.
 WORDS = (
     "time year people way day man thing woman life child world school state family student group "
@@ -235,8 +235,9 @@ class Outcome:
 
     prompt, cached, tokens: as the server counts them (tokens: pieces, where it does not say);
     guessed: those of the tokens that had been guessed.
-    refused: 429 or 503, or told that its deadlines cannot be kept. error: why it was not served.
-    predicted: by the server, in seconds.
+    error, code: why it was not served, in the server's words and in its code. refused: by
+    admission (429, 503, or told while it waited that its deadlines cannot be kept): later it might
+    have been served. predicted: by the server, in seconds.
     """
 
     item: Item
@@ -247,6 +248,7 @@ class Outcome:
     times: tuple[float, ...] = ()
     status: int = 0
     error: str | None = None
+    code: str | None = None
     tokens: int = 0
     prompt: int | None = None
     cached: int | None = None
@@ -259,6 +261,16 @@ class Outcome:
     @property
     def served(self) -> bool:
         return self.error is None and not self.refused
+
+    @property
+    def bad(self) -> bool:
+        """Whether it is the request that cannot be served, now or later: 400 and its like."""
+        return not (self.served or self.refused) and 400 <= self.status < 500
+
+    @property
+    def failed(self) -> bool:
+        """Whether the server broke off, or did not answer."""
+        return not (self.served or self.refused or self.bad)
 
     @property
     def lag(self) -> float:
@@ -336,11 +348,11 @@ def _turned_away(answer: wire.Answer) -> dict[str, Any]:
     """A refusal or failure in the server's words, as fields of an `Outcome`."""
     try:
         said = msgspec.json.decode(answer.content)["error"]
-        message, code = said["message"], said.get("code")
+        message, code = said["message"], said.get("code") and str(said["code"])
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
         message, code = answer.content[:200].decode("utf-8", "replace"), None
-    refused = answer.status in REFUSALS or code == UNATTAINABLE
-    return {"error": f"HTTP {answer.status}: {message}", "refused": refused}
+    refused = answer.status in REFUSALS
+    return {"error": f"HTTP {answer.status}: {message}", "code": code, "refused": refused}
 
 
 def _streamed(answer: wire.Answer) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 Every cell sends `concurrency` prompts of random tokens at once and lets each write `output` tokens,
 greedy, with no stop and no prefix cache. Prefill is counted until the last first token, decode
 after it. The roof is the cost of the same program at the machine's measured ceilings, a step for
-every token: where tokens were guessed (`--speculation`) speed may pass it, so their share is told.
+every token. So nothing is guessed unless it is asked for: with `--speculation auto` speed may pass
+the roof, and the share of guessed tokens is told.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from octavo.ceilings import Ceilings, hardware, measure_ceilings
 from octavo.core.request import SamplingParams
 from octavo.errors import InvalidRequest
 from octavo.llm import LLM
+from octavo.neighbours import Neighbours
 from octavo.ops.cost import cost
 from octavo.ops.table import KV_DTYPES, RowShape, StepShape
 
@@ -53,7 +55,7 @@ class Run:
 
 def measure(llm: LLM, plan: Plan, ceilings: Ceilings | None = None) -> dict[str, Any]:
     """Run the plan; the report as plain values. ceilings: measured here if not given."""
-    config = llm.config
+    config, around = llm.config, Neighbours()
     if ceilings is None:
         ceilings = measure_ceilings(config.threads, config.isa)
     _warm(llm)
@@ -69,6 +71,7 @@ def measure(llm: LLM, plan: Plan, ceilings: Ceilings | None = None) -> dict[str,
         "speculation": config.speculation,
         "ceilings": ceilings.as_dict(),
         "repeat": plan.repeat,
+        "neighbours": around.share(),
         "cells": cells,
     }
 

@@ -4,7 +4,9 @@ TTFT: first text - due (open loop: when it was to be sent; closed loop: when it 
 (E2E - TTFT) / (tokens - 1). ITL: every gap between two pieces of a stream, pooled; a server that
 sends several tokens in a piece has fewer, longer ones. E2E: last text - due. Goodput: requests that
 met all their objectives, a second, over the whole duration with drain. Attainment: met over all
-sent; what was refused or failed met nothing. The objectives are judged here, by what arrived.
+sent; what was not served met nothing. The objectives are judged here, by what arrived. Not served
+are, apart: refused (429, 503: later it might have been), bad requests (400 and its like: never, as
+with deadlines that an idle server could not keep), failed (all else).
 
 A run in which the client was the bottleneck says nothing about a server: how late requests were
 sent, how late the client's own loop ran, and its share of a core are measured, and judged too.
@@ -125,6 +127,8 @@ async def _warm(
         body = plain.body(item, plan.load.block_tokens)
         message = target.message("POST", plain.path, body, plain.headers())
         seen = load.outcome(item, 0.0, await wire.exchange(dial, message, plan.timeout))
+        if seen.bad and seen.code == load.UNATTAINABLE:
+            continue  # the load's own objectives are why: it is for the report to say so
         if seen.error is not None and not seen.refused:
             if ask.slo_headers and "x-slo" in seen.error:
                 watch(f"deadlines are judged here alone, for the server refuses them: {seen.error}")
@@ -142,7 +146,7 @@ def report(found: Sequence[Outcome], run: Run, slo: Slo) -> dict[str, Any]:
     objectives decide where there are none."""
     served = [o for o in found if o.served]
     refused = [o for o in found if o.refused]
-    failed = [o for o in found if o.error is not None and not o.refused]
+    bad, failed = [o for o in found if o.bad], [o for o in found if o.failed]
     seconds = max(o.ended for o in found) - min(o.due for o in found) if found else 0.0
     good = sum(o.met(slo) for o in found)
     tokens = sum(o.tokens for o in served)
@@ -153,7 +157,7 @@ def report(found: Sequence[Outcome], run: Run, slo: Slo) -> dict[str, Any]:
     shares = {n: sum(o.kept(n, getattr(slo, n)) for o in found) for n in asked} | {"all": good}
     judged = {
         "attainment": {n: count / max(1, len(found)) for n, count in shares.items()},
-        "kept": good / max(1, len(found) - len(refused)),
+        "kept": good / max(1, len(served) + len(failed)),
         "goodput_per_s": good / per,
     }
     return {
@@ -161,9 +165,11 @@ def report(found: Sequence[Outcome], run: Run, slo: Slo) -> dict[str, Any]:
         "sent": len(found),
         "served": len(served),
         "refused": len(refused),
+        "bad_requests": len(bad),
         "failed": len(failed),
         "short": sum(o.short for o in served),
         "errors": dict(Counter(o.error or "" for o in failed).most_common(5)),
+        "bad_request_errors": dict(Counter(o.error or "" for o in bad).most_common(5)),
         "refusals": dict(Counter(str(o.status) for o in refused)),
         "retry_after_s": Spread.of(o.retry_after for o in refused if o.retry_after).as_dict(),
         "requests_per_s": len(served) / per,
@@ -233,7 +239,9 @@ def row(outcome: Outcome, start: float, slo: Slo) -> dict[str, Any]:
         "guessed_tokens": outcome.guessed,
         "status": outcome.status,
         "refused": outcome.refused,
+        "bad_request": outcome.bad,
         "error": outcome.error,
+        "error_code": outcome.code,
         "finish_reason": outcome.finish,
         "lag_s": outcome.lag,
         "ttft_s": outcome.ttft,

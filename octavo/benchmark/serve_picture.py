@@ -44,7 +44,8 @@ def _title(report: dict[str, Any], slo: Slo) -> str:
         served = f"{report['requests_per_s']:.3g} req/s served"
         return f"{report['model']}: {rate}, {served}, {report['output_tokens_per_s']:.0f} tokens/s"
     said = f"{report['attainment']['all']:.0%} met their objectives"
-    refused = f", {report['refused']} of {report['sent']} refused" if report["refused"] else ""
+    turned = {"refused": report["refused"], "bad": report["bad_requests"]}
+    refused = "".join(f", {n} of {report['sent']} {what}" for what, n in turned.items() if n)
     goodput = report["goodput_per_s"]
     return f"{report['model']}: {rate}, {said}{refused}; goodput {goodput:.3g} req/s"
 
@@ -80,9 +81,10 @@ def _requests(axes: Any, found: Sequence[Outcome], slo: Slo, start: float) -> No
             axes.plot(*zip(*points, strict=True), mark, color=colour, ms=4.5, alpha=0.8, mew=0,
                       label=f"{label} ({len(own)})")  # fmt: skip
     others = {"refused": [o for o in found if o.refused],
-              "failed": [o for o in found if not o.served and not o.refused]}  # fmt: skip
+              "bad requests": [o for o in found if o.bad],
+              "failed": [o for o in found if o.failed]}  # fmt: skip
     axes.set_yscale("log")
-    for (name, own), mark in zip(others.items(), "|x", strict=True):
+    for (name, own), mark in zip(others.items(), "|+x", strict=True):
         if own:
             axes.plot([o.due - start for o in own], [0.03] * len(own), mark, color=REFUSED, ms=8,
                       label=f"{name} ({len(own)})",

@@ -22,6 +22,7 @@ from octavo.lab import stage
 from octavo.lab.finding import Finding, Sheet
 from octavo.lab.stage import Clock, Setting, Trial, Watch
 from octavo.llm import LLM
+from octavo.neighbours import Neighbours, busy_note
 from octavo.sim.workload import Sizes
 
 NAMES = {"none": "one at a time", "static": "static", "continuous": "continuous"}
@@ -66,7 +67,7 @@ def measure(
     clock: Clock = Clock(),
 ) -> dict[str, Any]:
     """Run the plan; plain values."""
-    neighbours, vocab = stage.Neighbours(), assembly.door.vocab_size
+    neighbours, vocab = Neighbours(), assembly.door.vocab_size
     stage.warm(assembly)
     settings = plan.settings()
 
@@ -147,7 +148,7 @@ def finding(values: dict[str, Any]) -> Finding:
         f"prompt and {values['mean_output']:.0f} output tokens on average, {values['rows']} rows; "
         f"{stage.spread(values['rounds'])}"
     )
-    says = (_says(values), *_fewer(values), *stage.busy_note(values))
+    says = (_says(values), *_fewer(values), *busy_note(values))
     return Finding(values, (Sheet(title, HEAD, rows),), says, lambda path: draw(values, path))
 
 

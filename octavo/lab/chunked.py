@@ -18,6 +18,7 @@ from octavo.errors import InvalidRequest
 from octavo.lab import stage
 from octavo.lab.finding import Finding, Sheet
 from octavo.lab.stage import Clock, Setting, Trial, Visit, Watch
+from octavo.neighbours import Neighbours, busy_note
 
 LEAST_OUTPUT = 48  # tokens of a stream
 ALONE = "alone"  # the streams without any prompt beside them: a run of each round, too
@@ -65,7 +66,7 @@ def measure(
     assembly: Assembly, plan: Plan, watch: Watch = lambda _: None, clock: Clock = Clock()
 ) -> dict[str, Any]:
     """Run the plan; plain values."""
-    neighbours, vocab = stage.Neighbours(), assembly.door.vocab_size
+    neighbours, vocab = Neighbours(), assembly.door.vocab_size
     stage.warm(assembly)
     streams = [Visit(0.0, 16, plan.output)] * plan.streams
 
@@ -156,7 +157,7 @@ def finding(values: dict[str, Any]) -> Finding:
         f"{values['prompt']} tokens arrive beside them; "
         f"{stage.spread(values['had']['rounds'])}"
     )
-    says = (_says(values), *stage.shortened(values), *stage.busy_note(values))
+    says = (_says(values), *stage.shortened(values), *busy_note(values))
     return Finding(values, (Sheet(title, HEAD, rows),), says, lambda path: draw(values, path))
 
 

@@ -25,8 +25,9 @@ from octavo.benchmark.roofline import SCORE_BYTES
 from octavo.ceilings import measure_ceilings
 from octavo.config import show_bytes
 from octavo.errors import InvalidRequest
-from octavo.lab import misses, stage
+from octavo.lab import misses
 from octavo.lab.finding import Finding, Sheet
+from octavo.neighbours import Neighbours, busy_note
 from octavo.ops.table import TABLE, Call, Heads, RowShape, Shape, StepShape, T
 
 KINDS = ("naive", "flash")
@@ -59,7 +60,7 @@ def measure(plan: Plan, watch: Watch = lambda _: None) -> dict[str, Any]:
     from octavo.kernels import _cpu, isas
 
     threads = plan.threads or _cpu.affinity_count()
-    neighbours, native = stage.Neighbours(), []
+    neighbours, native = Neighbours(), []
     for n in sorted(plan.tokens):
         watch(f"{n} tokens")
         native.append(_native(plan, n, threads))
@@ -178,7 +179,7 @@ def finding(values: dict[str, Any]) -> Finding:
         sheets += _simulated_sheets(simulated)
     says = (
         *(_says_native(values), _says_time(values), _says_simulated(simulated)),
-        *stage.busy_note(values),
+        *busy_note(values),
     )
     return Finding(values, tuple(sheets), says, lambda path: draw(values, path))
 

@@ -23,6 +23,7 @@ from octavo.errors import InvalidRequest
 from octavo.lab import stage
 from octavo.lab.finding import Finding, Sheet
 from octavo.lab.stage import Clock, Setting, Visit, Watch
+from octavo.neighbours import Neighbours, busy_note
 from octavo.ops.cost import Hardware, cost
 from octavo.ops.table import KV_DTYPES, Heads, RowShape, StepShape
 
@@ -71,7 +72,7 @@ def measure(
 ) -> dict[str, Any]:
     """Run both turns; plain values."""
     vocab = assembly.door.vocab_size
-    neighbours = stage.Neighbours()
+    neighbours = Neighbours()
     stage.warm(assembly)
     recorder = Recorder(assembly.executor)
     chunk = min(plan.chunk, recorder.capacity.max_tokens)
@@ -174,7 +175,7 @@ def finding(values: dict[str, Any]) -> Finding:
         f"{values['head_dim']} x (K, V) in {values['kv_dtype']} = "
         f"{values['token_bytes']:,} bytes a token, {values['block_size']} tokens a block"
     )
-    says = (_says(values), *stage.busy_note(values))
+    says = (_says(values), *busy_note(values))
     return Finding(values, (Sheet(title, HEAD, rows),), says, lambda path: draw(values, path))
 
 

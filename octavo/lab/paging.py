@@ -23,6 +23,7 @@ from octavo.errors import InvalidRequest
 from octavo.lab import stage
 from octavo.lab.finding import Finding, Sheet
 from octavo.lab.stage import Clock, Setting, Trial, Watch
+from octavo.neighbours import Neighbours, busy_note
 from octavo.sim.workload import Sizes
 
 NAMES = {
@@ -98,7 +99,7 @@ def measure(
     assembly: Assembly, plan: Plan, watch: Watch = lambda _: None, clock: Clock = Clock()
 ) -> dict[str, Any]:
     """Run the plan; plain values."""
-    neighbours, size = stage.Neighbours(), assembly.executor.capacity.block_size
+    neighbours, size = Neighbours(), assembly.executor.capacity.block_size
     stage.warm(assembly)
     seed = f"paging {plan.seed}"
     visits = stage.drawn(seed, plan.requests, inf, plan.prompt, plan.output)
@@ -174,7 +175,7 @@ def finding(values: dict[str, Any]) -> Finding:
         f"tokens each on average, in {values['pool']} tokens of KV memory; "
         f"{stage.spread(values['had']['rounds'])}"
     )
-    says = (_says(values), *stage.shortened(values), *stage.busy_note(values))
+    says = (_says(values), *stage.shortened(values), *busy_note(values))
     return Finding(values, (Sheet(title, HEAD, rows),), says, lambda path: draw(values, path))
 
 

@@ -16,8 +16,8 @@ from octavo.assembly import Assembly
 from octavo.benchmark.kernels import Again, Case, Watch, misfit, step_shape, time_under
 from octavo.benchmark.roofline import demands
 from octavo.ceilings import Ceilings, reread
-from octavo.lab import stage
 from octavo.lab.finding import Finding, Sheet
+from octavo.neighbours import Neighbours, busy_note
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def measure(
     again: Again = reread,
 ) -> dict[str, Any]:
     """Each case that fits the engine, as plain values."""
-    neighbours, points, best = stage.Neighbours(), [], 0.0
+    neighbours, points, best = Neighbours(), [], 0.0
     for case in plan.cases():
         if misfit(assembly, case) is None:
             watch(case.name)
@@ -89,7 +89,7 @@ def finding(values: dict[str, Any]) -> Finding:
     rows = tuple(_row(point) for point in values["points"])
     title = f"{values['model']}: whole steps, decode after {values['context']} tokens"
     sheet = Sheet(title, HEAD, rows)
-    says = (*_says(values), *stage.busy_note(values))
+    says = (*_says(values), *busy_note(values))
     return Finding(values, (sheet,), says, lambda path: draw(values, path))
 
 

@@ -20,6 +20,7 @@ from octavo.core.request import Request, Slo
 from octavo.lab import stage
 from octavo.lab.finding import Finding, Sheet
 from octavo.lab.stage import Clock, Setting, Trial, Visit, Watch
+from octavo.neighbours import Neighbours, busy_note
 
 KINDS = {"off": "without the prefix cache", "on": "with it"}
 
@@ -48,7 +49,7 @@ def measure(
     assembly: Assembly, plan: Plan, watch: Watch = lambda _: None, clock: Clock = Clock()
 ) -> dict[str, Any]:
     """Run the plan; plain values."""
-    neighbours = stage.Neighbours()
+    neighbours = Neighbours()
     stage.warm(assembly)
     burst = _burst(assembly, plan, watch, clock)
     return {
@@ -151,7 +152,7 @@ def finding(values: dict[str, Any]) -> Finding:
         _says_burst(values),
         _says_hits(values),
         *stage.shortened(values),
-        *stage.busy_note(values),
+        *busy_note(values),
     )
     return Finding(values, sheets, says, lambda path: draw(values, path))
 

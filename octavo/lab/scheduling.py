@@ -34,6 +34,7 @@ from octavo.errors import Unattainable
 from octavo.lab import stage
 from octavo.lab.finding import Finding, Sheet
 from octavo.lab.stage import Clock, Setting, Trial, Visit, Watch
+from octavo.neighbours import Neighbours, busy_note
 
 ADMISSION = "+admission"
 
@@ -107,7 +108,7 @@ def measure(
     assembly: Assembly, plan: Plan, watch: Watch = lambda _: None, clock: Clock = Clock()
 ) -> dict[str, Any]:
     """Run the plan; plain values."""
-    neighbours, vocab = stage.Neighbours(), assembly.door.vocab_size
+    neighbours, vocab = Neighbours(), assembly.door.vocab_size
     stage.warm(assembly)
     models = [stage.learned(assembly, clock)]
 
@@ -294,7 +295,7 @@ def finding(values: dict[str, Any]) -> Finding:
         f"{values['measured_load']:.2f} times what the engine could serve; "
         f"{stage.spread(_counted(values))}"
     )
-    says = (_objectives(values), _says(values), *stage.busy_note(values))
+    says = (_objectives(values), _says(values), *busy_note(values))
     return Finding(values, (Sheet(title, head, rows),), says, lambda path: draw(values, path))
 
 
