@@ -116,8 +116,10 @@ class _Wire(HttpToolsProtocol):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._in_head = True
-        self._size = 0
-        self._parsed = 0  # bytes of url and headers, of a head that came in one piece
+        self._between = True  # whether what comes next begins a head
+        self._size = 0  # bytes of the head that comes, empty lines before it among them
+        self._fed = 0  # bytes that are being parsed, if they begin with a head
+        self._parsed = 0  # bytes of url and headers, of a head that began within a piece
         self._parting = False  # all is said, and what still comes is thrown away
         self._timer: asyncio.TimerHandle | None = None
         self._open: list[RequestResponseCycle] = []  # begun and not answered, pipelined ones too
@@ -135,12 +137,18 @@ class _Wire(HttpToolsProtocol):
         self._tell_all()
 
     def data_received(self, data: bytes) -> None:
-        if self._over:
-            return
-        self._size += len(data)
-        super().data_received(data)
-        if self._in_head and self._size > self.max_head and not self._over:
-            self._close(431, f"a request's head may have {self.max_head} bytes")
+        # The parser gets of a head what it may have and no more: one in a single piece is counted
+        # to the byte too; where a client sends ahead, by the parser's names and values.
+        while data and not self._over:
+            room = len(data)
+            if self._in_head or self._between:
+                room = self.max_head - self._size
+                if room <= 0:
+                    return self._close(431, f"a request's head may have {self.max_head} bytes")
+            piece, data = data[:room], data[room:]
+            self._size += len(piece)
+            self._fed = self._size if self._between else 0
+            super().data_received(piece)
         if self._idle and self._timer is None and self.timeout_keep_alive_task is None:
             # What came is no request, an empty line perhaps, or the rest of one that was answered.
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -149,7 +157,8 @@ class _Wire(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._size, self._parsed = True, 0, 0
+        self._in_head, self._between = True, False
+        self._size, self._fed, self._parsed = self._fed, 0, 0
         if self._timer is None:
             self._wind_up()
 
@@ -177,6 +186,7 @@ class _Wire(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        self._between, self._size = True, 0
         self._unwind()  # of a body that was answered before it had come
 
     def on_response_complete(self) -> None:

@@ -38,7 +38,7 @@ from octavo.core.request import (
 from octavo.core.scheduler import Scheduler
 from octavo.core.steptime import Coefficients, StepFeatures, StepModel
 from octavo.errors import BadFile, OctavoError, in_words
-from octavo.sim.workload import MALFORMED, UNREADABLE, Item, Workload, open_text
+from octavo.sim.workload import MALFORMED, RECORDED, UNREADABLE, Item, Workload, open_text
 
 Line = dict[str, Any]
 VERSION = 1
@@ -210,7 +210,7 @@ def is_recording(path: str | Path) -> bool:
     """Whether a file begins as a recording does."""
     try:
         with open_text(Path(path)) as file:
-            return file.readline().startswith('{"kind":"head"')
+            return file.read(len(RECORDED)) == RECORDED
     except UNREADABLE:
         return False
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import csv
 import dataclasses
+import errno
 import gzip
 import io
 import json
@@ -197,7 +198,7 @@ def read(path: str | Path, *, seed: int = 0) -> Workload:
     try:
         with open_text(path) as lines:
             first = lines.readline()
-            if first.startswith('{"kind":"head"'):
+            if first.startswith(RECORDED):
                 from octavo.sim import recording
 
                 return recording.workload(recording.open_recording(path))
@@ -220,14 +221,32 @@ def read(path: str | Path, *, seed: int = 0) -> Workload:
 
 
 # What reading a file raises that is not there, is cut off, or is no text.
+RECORDED = '{"kind":"head"'  # how what `octavo serve --record` wrote begins
+MOST_LINE = 64 * 2**20  # characters of a line; a packed file may say without end
 UNREADABLE = (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError)
 
 
-def open_text(path: Path) -> io.TextIOWrapper:
+class Lines(io.TextIOWrapper):
+    """A text of lines, none of them beyond MOST_LINE: a longer one is an OSError."""
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        line = super().readline(MOST_LINE if size < 0 else size)
+        if size < 0 and len(line) == MOST_LINE and line[-1] != "\n":
+            raise OSError(errno.EFBIG, f"a line has more than {MOST_LINE} characters")
+        return line
+
+    def __next__(self) -> str:  # type: ignore[override]
+        line = self.readline()
+        if not line:
+            raise StopIteration
+        return line
+
+
+def open_text(path: Path) -> Lines:
     """A file's lines, unpacked if it is called `.gz`. Reading raises what `UNREADABLE` names."""
     if path.suffix == ".gz":
-        return io.TextIOWrapper(io.BufferedReader(gzip.open(path)))  # type: ignore[type-var]
-    return path.open()
+        return Lines(io.BufferedReader(gzip.open(path)))  # type: ignore[type-var]
+    return Lines(path.open("rb"))
 
 
 def _items(path: Path, first: str, lines: Iterable[str]) -> Iterator[Item]:

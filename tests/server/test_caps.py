@@ -177,6 +177,53 @@ def test_what_is_no_http_is_told_so_in_the_apis_shape(sent: bytes) -> None:
         assert httpx.get(house.url + "/health").status_code == 200
 
 
+def filled(size: int, more: str = "") -> bytes:
+    """A head of so many bytes, most of them white space, which a parser does not hand on."""
+    start = f"GET /health HTTP/1.1\r\nhost: x\r\n{more}x-a:".encode()
+    return start + b" " * (size - len(start) - 5) + b"a\r\n\r\n"
+
+
+def replied(made: socket.socket) -> int:
+    """The status of one answer, of which nothing is left unread."""
+    with made.makefile("rb") as file:
+        status, length = int(file.readline().split()[1]), 0
+        while (line := file.readline().lower()) not in (b"\r\n", b""):
+            if line.startswith(b"content-length:"):
+                length = int(line.split(b":")[1])
+        assert len(file.read(length)) == length
+    return status
+
+
+@pytest.mark.parametrize("piece", [100_000, 3999, 2000, 50])
+def test_a_head_is_counted_to_the_byte_in_whatever_pieces_it_comes(piece: int) -> None:
+    most = 4000
+
+    def sent(made: socket.socket, head: bytes) -> int:
+        for at in range(0, len(head), piece):
+            made.sendall(head[at : at + piece])
+        return replied(made)
+
+    with outside(House(port=0, max_head=most)) as house:
+        with connect(house) as made:  # the second of a connection is measured like the first
+            assert sent(made, filled(most)) == 200
+            assert sent(made, filled(most)) == 200
+            assert sent(made, filled(most + 1)) == 431
+        with connect(house) as made:
+            assert sent(made, b"\r\n" * 10 + filled(most - 20)) == 200
+            assert sent(made, filled(2 * most)) == 431
+        with connect(house) as made:
+            assert sent(made, filled(most + 1)) == 431
+
+
+def test_a_body_beside_a_head_is_no_part_of_it() -> None:
+    with outside(House(port=0, max_head=4000)) as house, connect(house) as made:
+        body = json.dumps(chat("x" * 30_000, max_tokens=1)).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        for _ in range(3):
+            made.sendall(head + body)
+            assert replied(made) == 400  # a prompt so long
+
+
 def test_a_head_that_does_not_come_is_closed() -> None:
     with outside(House(port=0, head_timeout=0.3)) as house:
         silent, slow = connect(house), connect(house)

@@ -12,6 +12,7 @@ import pytest
 
 from octavo.core.blocks import block_hashes
 from octavo.errors import BadFile, InvalidRequest
+from octavo.sim import recording, workload
 from octavo.sim.workload import Item, Sizes, Workload, named, read, servegen, synthetic
 
 SAMPLE = Path(__file__).parents[2] / "bench/data/azure_conv_sample.csv.gz"
@@ -154,3 +155,21 @@ def test_named_workloads() -> None:
     assert named(str(SAMPLE)) == read(SAMPLE)
     with pytest.raises(InvalidRequest, match="gamma:"):
         named("poisson:cv=2")
+
+
+def test_a_packed_line_without_end_is_read_as_far_as_a_line_may_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workload, "MOST_LINE", 1000)
+    path = tmp_path / "bomb.jsonl.gz"
+    row = '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": []}\n'
+    for text in ("x" * 10**7, row + "x" * 10**7):
+        path.write_bytes(gzip.compress(text.encode()))
+        with pytest.raises(BadFile, match=r"bomb.jsonl.gz: a line has more than 1000 characters"):
+            workload.read(path)
+    assert not recording.is_recording(path)
+    path.write_bytes(gzip.compress(b"x" * 10**7))
+    with pytest.raises(BadFile, match="more than 1000"):
+        recording.open_recording(path)
+    path.write_bytes(gzip.compress((row * 100).encode()))
+    assert len(workload.read(path)) == 100
