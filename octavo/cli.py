@@ -31,7 +31,7 @@ from octavo.config import (
 )
 from octavo.errors import OctavoError, in_words
 from octavo.lab.commands import lab
-from octavo.terminal import OurGroup, refuse_given
+from octavo.terminal import OurGroup, OutputFile, refuse_given
 from octavo.terminal import assembled as _assemble
 from octavo.terminal import config_file as _config_file
 from octavo.terminal import loaded as _load
@@ -475,9 +475,13 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: Any) -> None:
 
     # Keys, certificate, port before the model: what is wrong is known before a download.
     Deadlines.read(engine.policy in ("slo", "fair-slo"), server.slo)
+    if server.step_log is not None:
+        ctx = click.get_current_context()
+        option = next(one for one in ctx.command.params if one.name == "step_log")
+        OutputFile().convert(server.step_log, option, ctx)
     if record is not None and server.batch_dir is not None:
         raise click.UsageError("--record and --batch-dir: batches are not recorded; give one")
-    certificate.check(server)
+    context = certificate.context(server)
     keys, bound = Keys.read(server.api_key_file), serving.bind(server)
     start = time.monotonic()
     machine = server.log_format == "json"
@@ -492,6 +496,7 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: Any) -> None:
 
         made = dataclasses.replace(made, engine=Recorder(made.engine, record.write, made.name))
     app = serving.application(made, server, keys)
+    app.certificate = context
 
     def ready() -> None:
         address = bound.getsockname()

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.config import EngineConfig
+from octavo.core.request import MAX_SLO
 from octavo.errors import InvalidRequest, in_words
 
 if TYPE_CHECKING:
@@ -223,12 +225,38 @@ class OutputFile(click.Path):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         path = os.fsdecode(super().convert(value, param, ctx))
+        if not path:
+            self.fail("an empty name is no file's", param, ctx)
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
             self.fail(f"{path}: there is no folder {folder}", param, ctx)
         if not os.path.exists(path) and not os.access(folder, os.W_OK):
             self.fail(f"{path}: nothing may be written into {folder}", param, ctx)
         return path
+
+
+class Milliseconds(click.ParamType):  # type: ignore[type-arg]
+    """How soon something is wanted."""
+
+    name = "ms"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        try:
+            found = float(value)
+        except ValueError:
+            found = 0.0
+        if not 0.0 < found <= MAX_SLO * 1e3:  # a NaN is not
+            self.fail(f"{value} is no time: give milliseconds above 0, at most a day", param, ctx)
+        return found
+
+
+def unreached(host: str, port: int, error: Exception) -> str:
+    """Why there is no server, and what can be done about it."""
+    if isinstance(error, ConnectionRefusedError):
+        return f"nobody listens there; `octavo serve --port {port}` starts a server"
+    if isinstance(error, socket.gaierror):
+        return f"no host is called {host}"
+    return in_words(error) or type(error).__name__
 
 
 def plot_option(command: Any) -> Any:

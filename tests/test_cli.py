@@ -465,6 +465,7 @@ READS = {
 }
 WRITES = {
     "serve --record": (),
+    "serve --step-log": (),
     "bench kernels --plot": (),
     "bench step --plot": (),
     "bench scaling --plot": (),
@@ -522,6 +523,36 @@ def test_a_file_that_is_not_there_is_named_before_any_work(
     assert shown.exit_code in (1, 2), shown.output
     assert path in " ".join(shown.output.split())
     assert not isinstance(shown.exception, AssertionError)
+
+
+@pytest.mark.parametrize("flag", WRITES)
+def test_no_name_is_no_files_name(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it went to work")
+
+    monkeypatch.setattr("octavo.lab.flash.measure", never, raising=False)
+    monkeypatch.setattr("octavo.models.hub.pull", never)
+    name, _, option = flag.rpartition(" ")
+    shown = call(*name.split(), *WRITES[flag], option, "")
+    assert shown.exit_code == 2, shown.output
+    assert option in shown.output
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "soon", "1e12"])
+@pytest.mark.parametrize(
+    "words", ["bench serve http://127.0.0.1:1", "simulate poisson:rate=1", "plan poisson:rate=1"]
+)
+def test_a_deadline_is_refused_in_the_unit_it_is_given_in(words: str, wrong: str) -> None:
+    shown = call(*words.split(), "--slo-ttft", wrong)
+    assert shown.exit_code == 2
+    assert "milliseconds" in shown.output
+    assert "in seconds" not in shown.output
+
+
+def test_a_policy_that_is_none_is_answered_with_all_that_may_be_said() -> None:
+    shown = call("simulate", "poisson:rate=1,seconds=5", "--policy", "foo")
+    assert "fair-slo" in shown.output
+    assert "+admission" in shown.output
 
 
 @pytest.mark.parametrize(

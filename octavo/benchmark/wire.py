@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from octavo.errors import InvalidRequest
+from octavo.terminal import unreached
 
 Pieces = list[tuple[float, bytes]]
 Make = Callable[[], asyncio.Protocol]
@@ -134,7 +135,8 @@ def dialer(target: Target) -> Dial:
             address = str(found.getpeername()[0])
     except OSError as error:
         where = f"{target.host}:{target.port}"
-        raise InvalidRequest(f"no server at {where}: {error.strerror or error}", "url") from error
+        why = unreached(target.host, target.port, error)
+        raise InvalidRequest(f"no server at {where}: {why}", "url") from error
     context = ssl.create_default_context() if target.tls else None
     name = target.host if target.tls else None
 

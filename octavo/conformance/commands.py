@@ -6,7 +6,6 @@ import http.client
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import click
 
@@ -16,15 +15,9 @@ from octavo.conformance.book import CHECKS, Check, Finding, chosen, run
 from octavo.conformance.probe import Probe, Settings, short
 from octavo.conformance.wire import Wire, key_in
 from octavo.errors import InvalidRequest
+from octavo.terminal import OutputFile, unreached
 
 NOT_REACHED = 2
-
-
-def _in_a_folder(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
-    """Said at once, not after minutes of checks."""
-    if path is not None and not Path(path).parent.is_dir():
-        raise click.BadParameter(f"{path}: there is no folder {Path(path).parent}")
-    return path
 
 
 @click.command(
@@ -55,8 +48,7 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(
     "--junit",
-    type=click.Path(dir_okay=False, writable=True),
-    callback=_in_a_folder,
+    type=OutputFile(),
     help="Write JUnit XML here too.",
 )
 def conformance(
@@ -84,7 +76,8 @@ def conformance(
     try:
         found = model or _model(wire)
     except (OSError, http.client.HTTPException) as error:
-        click.secho(f"{url} cannot be reached: {error}", fg="red", err=True)
+        why = unreached(wire.host, wire.port, error)
+        click.secho(f"{url} cannot be reached: {why}", fg="red", err=True)
         sys.exit(NOT_REACHED)
     probe = Probe(wire, found, Settings(flood=flood))
     findings = list(_told(run(probe, checks), checks, quiet=as_json))

@@ -8,10 +8,13 @@ from octavo.config import ServerConfig
 from octavo.errors import InvalidRequest, in_words
 
 
-def check(config: ServerConfig) -> None:
-    """Whether both files can be used, if there are any: known at once, not after the model is
-    loaded. Raises `InvalidRequest`."""
-    load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)
+def context(config: ServerConfig) -> ssl.SSLContext | None:
+    """What connections are made with; None where they are plain. Raises as `load`."""
+    if config.tls_cert is None:
+        return None
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    load(made, config)
+    return made
 
 
 def load(context: ssl.SSLContext, config: ServerConfig) -> None:

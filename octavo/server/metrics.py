@@ -154,10 +154,23 @@ class EngineCollector:
         )
 
 
+class Plain:
+    """A registry's families without `_created`, the moment at which each series began: that many
+    more series, of which Prometheus makes nothing."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
+            yield family
+
+
 class VllmNames:
     """The same families again under vLLM's names, with the labels its dashboards select by."""
 
-    def __init__(self, registry: CollectorRegistry, model: str) -> None:
+    def __init__(self, registry: Plain, model: str) -> None:
         self._registry = registry
         self._labels = {"model_name": model, "engine": "0"}
 
@@ -172,8 +185,6 @@ class VllmNames:
     def _renamed(self, family: Metric, name: str) -> Metric:
         made = Metric(name, family.documentation, family.type)
         for sample in family.samples:
-            if sample.name.endswith("_created"):
-                continue
             labels = {VLLM_LABELS.get(k, k): v for k, v in sample.labels.items()} | self._labels
             rest = sample.name[len(family.name) :]
             made.samples.append(Sample(name + rest, labels, sample.value))
@@ -228,9 +239,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(snapshot))  # type: ignore[arg-type]
         ProcessCollector(registry=self.registry)
-        self.aliases = CollectorRegistry()
-        if vllm is not None:
-            self.aliases.register(VllmNames(self.registry, vllm))  # type: ignore[arg-type]
+        plain = Plain(self.registry)
+        self.pages: list[Any] = [plain] if vllm is None else [plain, VllmNames(plain, vllm)]
         loop = "Tasks of the server's event loop: what grows and stays grown is a leak."
         Gauge("octavo_event_loop_tasks", loop, registry=self.registry).set_function(_tasks)
         self.http = self._counter("http_requests", "HTTP responses.", ("path", "status"))
@@ -296,5 +306,4 @@ class Metrics:
 
     def page(self) -> bytes:
         """The text that Prometheus reads."""
-        text: bytes = generate_latest(self.registry) + generate_latest(self.aliases)
-        return text
+        return b"".join(generate_latest(one) for one in self.pages)

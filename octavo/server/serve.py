@@ -90,18 +90,15 @@ async def serve(
         timeout_graceful_shutdown=2,
         timeout_keep_alive=75,
         backlog=2048,
-        ssl_certfile=app.config.tls_cert,
-        ssl_keyfile=app.config.tls_key,
     )
-    certificate.check(app.config)
     config.load()
+    app.certificate = config.ssl = app.certificate or certificate.context(app.config)
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
     sys.setswitchinterval(SWITCH_INTERVAL)
     # What is loaded stays: the collector need not walk it again in mid-stream.
     gc.collect()
     gc.freeze()
-    app.certificate = config.ssl
     app.start()
     try:
         await server.startup(sockets=[bound])

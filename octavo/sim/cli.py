@@ -17,6 +17,7 @@ import click
 
 from octavo.errors import BadFile, InvalidRequest
 from octavo.terminal import (
+    Milliseconds,
     OutputFile,
     as_json,
     counted,
@@ -324,8 +325,8 @@ Examples:
 @click.option("--max-batch-tokens", default="2048", callback=counted, show_default=True,
               help="Most tokens in a step, one or several.")  # fmt: skip
 @click.option("--kv-tokens", type=COUNT, help="Tokens of KV (default: what fits).")
-@click.option("--slo-ttft", type=float, metavar="MS", help="Objective for the first token.")
-@click.option("--slo-tpot", type=float, metavar="MS", help="Objective for each further token.")
+@click.option("--slo-ttft", type=Milliseconds(), help="Objective for the first token.")
+@click.option("--slo-tpot", type=Milliseconds(), help="Objective for each further token.")
 @click.option("--steps", type=click.Path(exists=True, dir_okay=False), metavar="RECORDING",
               help="Take capacity and durations from a recorded server.")  # fmt: skip
 @click.option("--operators", metavar="PREFIX",
@@ -553,7 +554,11 @@ def chosen(words: str) -> tuple[Callable[[], Any], bool]:
     name, plus, gate = words.partition("+")
     known = policies()
     if name not in known:
-        raise InvalidRequest(f"no policy is called {name!r}: {', '.join(known)}", "policy")
+        raise InvalidRequest(
+            f"no policy is called {name!r}: there are {', '.join(known)}, each with +admission or "
+            "without",
+            "policy",
+        )
     if plus and gate != "admission":
         raise InvalidRequest(f"after + may stand admission, not {gate!r}", "policy")
     return known[name], bool(plus)
@@ -589,8 +594,8 @@ Examples:
               help="Devices of a replica, one or several to try.")  # fmt: skip
 @click.option("--weights", default="bf16", show_default=True,
               help="How matrices are stored, as for `octavo roofline`.")  # fmt: skip
-@click.option("--slo-ttft", type=float, metavar="MS", help="Objective for the first token.")
-@click.option("--slo-tpot", type=float, metavar="MS", help="Objective for each further token.")
+@click.option("--slo-ttft", type=Milliseconds(), help="Objective for the first token.")
+@click.option("--slo-tpot", type=Milliseconds(), help="Objective for each further token.")
 @click.option("--target", default=0.9, show_default=True,
               help="Share of requests that must meet all objectives.")  # fmt: skip
 @click.option("--policy", default="fcfs", show_default=True, callback=_words,

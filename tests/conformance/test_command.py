@@ -91,3 +91,13 @@ def test_the_list_says_what_each_check_demands_and_who_says_so() -> None:
         assert check["words"]
         assert check["source"]
         assert check["basis"] in ("spec", "practice")
+
+
+def test_where_nobody_listens_it_is_said_how_somebody_would() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        for words in (["conformance"], ["bench", "serve"]):
+            result = CliRunner().invoke(cli, [*words, f"http://127.0.0.1:{port}"])
+            assert f"nobody listens there; `octavo serve --port {port}`" in result.output
+            assert "Errno" not in result.output

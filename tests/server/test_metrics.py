@@ -60,6 +60,19 @@ def test_the_document_is_the_table() -> None:
     )
 
 
+async def test_every_series_is_in_the_document() -> None:
+    """What is scraped, by its whole name: bucket, sum and count of histograms, and nothing more."""
+    known = set(re.findall(r"^\| `(\w+)` \| (\w+)", document(), re.M))
+    names = {name for name, kind in known if kind != "histogram"}
+    for name, kind in known:
+        if kind == "histogram":
+            names |= {f"{name}_{end}" for end in ("bucket", "sum", "count")}
+    page = (await served()).page().decode()
+    there = set(re.findall(r"^(octavo_\w+)", page, re.M))
+    assert there <= names, there - names
+    assert "_created" not in page
+
+
 async def test_histograms_count_requests_and_sequences() -> None:
     found = families(await served())
     for name in ("time_to_first_token_seconds", "queue_time_seconds", "prefill_time_seconds"):
@@ -78,11 +91,7 @@ async def test_vllms_names_carry_the_same_values_and_its_labels() -> None:
     assert {name for name in found if name.startswith("vllm:")} == set(ours)
     for theirs, own in ours.items():
         again = [(s.name[len(theirs) :], s.value) for s in found[theirs].samples]
-        first = [
-            (s.name[len(own) :], s.value)
-            for s in found[own].samples
-            if not s.name.endswith("_created")
-        ]
+        first = [(s.name[len(own) :], s.value) for s in found[own].samples]
         assert again == first
         for sample in found[theirs].samples:
             assert (sample.labels["model_name"], sample.labels["engine"]) == ("tiny", "0")
