@@ -60,6 +60,15 @@ class Ticket:
     queued: bool = True
 
 
+class _Newcomer(NamedTuple):
+    """What is to be computed for one at the door: tokens, seconds, and when that is due."""
+
+    tenant: str
+    tokens: int
+    work: float
+    due: float
+
+
 class _Steps(NamedTuple):
     """Steps under a load. coming: rows that wait, and the newcomer's. first, prefill: seconds of
     prefill in the next one and in each after it; besides: what a step takes beside them; tpot:
@@ -72,11 +81,13 @@ class _Steps(NamedTuple):
     besides: float
     tpot: float
 
-    def seconds(self, work: float) -> float:
-        """From the next one's start until so many seconds of prefill are done."""
+    def seconds(self, work: float, behind: float = 0.0) -> float:
+        """From the next one's start until so many seconds of prefill are done. The last step is
+        filled by what is `behind`, as far as there is any."""
         more = work - self.first
-        steps = 1 + ceil(more / self.prefill) if more > 0.0 else 1
-        return work + steps * self.besides
+        after = ceil(more / self.prefill) if more > 0.0 else 0
+        full = self.first + after * self.prefill
+        return min(work + behind, max(work, full)) + (1 + after) * self.besides
 
     def least(self, work: float) -> float:
         """The same where it is part of more, whose steps are full."""
@@ -112,6 +123,7 @@ class Admission:
         """Count a request of so many bytes. Raises Overloaded, TenantLimit, Unattainable or
         TooTight, and then counts nothing. key: what the body is known by when it comes again: who
         is refused for its deadlines here has a place too, for about as much as its bytes may be.
+        What it asked for is part of it: a place is for one deadline, and a tighter one is another.
         A place lets nobody past this gate: what fails here would at the second."""
         # More than one prompt can have is never computed: while such a body is parsed, to be
         # refused, it must not count as minutes of work and keep all others out.
@@ -141,7 +153,9 @@ class Admission:
     def _in_reach(self, tenant: str, tokens: float, slo: Slo, now: float, key: int | None) -> None:
         """Raises Unattainable or TooTight where even a cached prompt would come too late."""
         ttft = slo.ttft or 0.0
-        soonest = self._ttft(1, self._work(1, 0), now + ttft, tenant, self._steps(now)) - now
+        line = self._scheduler.backlog()
+        newcomer = _Newcomer(tenant, 1, self._work(1, 0), now + ttft)
+        soonest = self._ttft(newcomer, self._steps(now), line) - now
         if self._scheduler.model.gamma * soonest <= ttft:
             return
         why, alone = "even a cached prompt would come too late", self._alone([(1, 0)])
@@ -221,18 +235,21 @@ class Admission:
     ) -> tuple[Forecast, str | None]:
         """The forecast of a request, and why it cannot be let in; if it can, it is counted.
         placed: it has come back to a place that was kept for it."""
-        slo, work = request.slo, self._work(*need)
+        slo, line = request.slo, self._scheduler.backlog()
         due = inf if slo.ttft is None else request.arrival + slo.ttft
+        newcomer = _Newcomer(request.tenant, need[0], self._work(*need), due)
         steps = self._steps(now, request.params.n, len(request.prompt))
-        ttft = self._ttft(need[0], work, due, request.tenant, steps)
+        ttft = self._ttft(newcomer, steps, line)
         forecast = Forecast(ttft - request.arrival, steps.tpot)
         if not slo:
             return forecast, None
         why = self._broken(request, forecast, steps.load)
         if why is None:
-            why = self._squeezed(due, work, now, steps, placed)
+            places = self.kept.backlog(now) if self.kept and not placed else []
+            if places or line:
+                why = self._squeezed(newcomer, steps, line or [], places)
         if why is None:
-            self._scheduler.expected[request.id] = (due, work)
+            self._scheduler.expected[request.id] = (due, newcomer.work)
         return forecast, why
 
     def _broken(self, request: Request, forecast: Forecast, load: Load) -> str | None:
@@ -271,12 +288,24 @@ class Admission:
         """Seconds that so many tokens behind `cached` ones add to steps."""
         return self._scheduler.model.prefilling(cached, count)
 
-    def _ttft(self, count: int, own: float, due: float, tenant: str, steps: _Steps) -> float:
-        """When `count` more tokens, `own` seconds of work, are computed, if due then."""
-        ahead = steps.seconds(own + self._scheduler.seconds_ahead(due, tenant, own))
+    def _ttft(
+        self, newcomer: _Newcomer, steps: _Steps, line: list[tuple[float, float]] | None
+    ) -> float:
+        """When all of it is computed, behind those of the `line` that are due sooner; without a
+        line it is the policy that knows."""
+        tenant, tokens, work, due = newcomer
+        before, behind = 0.0, 0.0
+        if line is None:
+            before = self._scheduler.seconds_ahead(due, tenant, work)
+        for when, seconds in line or ():
+            if when <= due:
+                before += seconds
+            else:
+                behind += seconds
+        ahead = steps.seconds(before + work, behind)
         # Rows and blocks come free while others are computed.
-        if wait := self._wait_for_room(count, steps):
-            ahead = max(ahead, wait + own + ceil(own / steps.prefill) * steps.besides)
+        if wait := self._wait_for_room(tokens, steps):
+            ahead = max(ahead, wait + work + ceil(work / steps.prefill) * steps.besides)
         return steps.load.start + ahead
 
     def _steps(self, now: float, rows: int = 1, context: int = 0) -> _Steps:
@@ -297,25 +326,27 @@ class Admission:
         return _Steps(load, coming, first, prefill, base, tpot)
 
     def _squeezed(
-        self, due: float, work: float, now: float, steps: _Steps, placed: bool
+        self,
+        newcomer: _Newcomer,
+        steps: _Steps,
+        line: list[tuple[float, float]],
+        places: list[tuple[float, float, float]],
     ) -> str | None:
-        """Whether one that waits, and is due later, would lose its promise to the newcomer: the
-        processor demand of earliest-deadline-first, summed up to each deadline. Or one for whom a
-        place is kept: that one is not there yet, so its place can still be won back. Who comes back
-        to its own was counted when the others were given theirs.
+        """Whether one that has no first token yet, and is due later, would lose its promise to the
+        newcomer: the processor demand of earliest-deadline-first, summed up to each deadline. Or
+        one for whom a place is kept: that one is not there yet, so its place can still be won back.
+        Who comes back to its own was counted when the others were given theirs.
 
         A place is for a forecast that leaves a margin (`by`), in the order of when it will be due.
         """
-        scheduler = self._scheduler
-        places = self.kept.backlog(now) if self.kept and not placed else []
-        waiting = scheduler.backlog()
-        if not places and (not waiting or waiting[-1][0] <= due):
+        _, _, work, due = newcomer
+        if not places and line[-1][0] <= due:
             return None
-        line = [(when, seconds, when, False) for when, seconds in waiting]
+        all_of_them = [(when, seconds, when, False) for when, seconds in line]
         if places:
-            line = sorted([*line, *((*place, True) for place in places)])
+            all_of_them = sorted([*all_of_them, *((*place, True) for place in places)])
         before, start = 0.0, steps.load.start
-        for when, seconds, by, kept in line:
+        for when, seconds, by, kept in all_of_them:
             before += seconds
             if when <= due or start + steps.least(before + work) <= by:
                 continue
@@ -384,10 +415,7 @@ class Admission:
     def _alone(self, needs: Sequence[_Need]) -> float:
         """Seconds within which prompts that need so much could be promised on an idle server."""
         scheduler = self._scheduler
-        model, most = scheduler.model, scheduler.capacity.max_tokens
-        work = sum([self._work(*need) for need in needs])
-        steps = -(-sum([count for count, _ in needs]) // most)
-        return GAMMA[0] * (work + steps * model.coefficients.fixed) / max(1.0, model.pace)
+        return GAMMA[0] * scheduler.model.best_prefill(needs, scheduler.capacity.max_tokens)
 
     def _stream(self, requests: Sequence[Request]) -> float:
         """Seconds a token that they could be promised where nothing else decodes."""
@@ -446,7 +474,11 @@ def _known(requests: Sequence[Request], key: int | None) -> int:
 
 def known_by(*requests: Request) -> int:
     """What requests are known by when they come again, where nobody saw the body."""
-    return hash(tuple((one.tenant, one.namespace, one.prompt.tobytes()) for one in requests))
+    return hash(
+        tuple(
+            (one.tenant, one.namespace, one.prompt.tobytes(), one.slo.deadlines) for one in requests
+        )
+    )
 
 
 def _degraded(request: Request, forecast: Forecast) -> Request:

@@ -3,8 +3,9 @@
 Under a lasting overload a guess at a better moment is no more than that: others come meanwhile, and
 a long prompt, which needs a quiet moment, finds none. So who is refused has a place from then on:
 its work, due when its deadline would be if it comes as it was told. Newcomers that would take it
-are refused as if it waited already (`Admission._squeezed`); it is known again by what it sent. A
-place is given up soon after its time.
+are refused as if it waited already (`Admission._squeezed`); it is known again by what it sent and
+the deadlines that it asked for, for a tighter one would need another place. A place is given up
+soon after its time.
 
 Places are shared out. Of each thing that they take (their number, the prefill of a second, the time
 until they are due) a tenant may hold LEAVES times what is left of it: alone three quarters, two
@@ -54,7 +55,8 @@ class _Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Standing:
-    """A tenant. trust: the share of its places that it took, of late; credit: toward a place."""
+    """A tenant. trust: the share of its places that it took, of late; credit: toward a place, which
+    each of its refusals adds to and only a place takes away."""
 
     trust: float = TRUST
     credit: float = 0.0
@@ -91,23 +93,21 @@ class Kept:
             del self._places[key]  # it came as it was told, and is refused all the same
             self._learn(place.tenant, 1.0)
         tenant, seconds, ttft = wanted
-        if not self._welcome(tenant):
+        who = self._known.get(tenant, self._new)
+        who.credit = min(who.credit + max(who.trust, TRUST / SELDOM), TRUST)
+        if who.credit < TRUST or not self._room(tenant):
             return soonest
         for wait in range(ceil(soonest), LATEST):
             at = now + wait
             place = _Place(tenant, at, at, at + ttft, at + within, seconds)
             if self._small(place) and self._bearable(place, now):
                 self._places[key] = place
+                who.credit = 0.0
                 return float(wait)
         return max(soonest, float(LATEST))
 
-    def _welcome(self, tenant: str) -> bool:
-        """Whether a tenant may have one more, now that it was refused."""
-        who = self._known.get(tenant, self._new)
-        who.credit += max(who.trust, TRUST / SELDOM)
-        if who.credit < TRUST:
-            return False
-        who.credit = 0.0
+    def _room(self, tenant: str) -> bool:
+        """Whether a tenant may have one more."""
         places = self._places.values()
         own = sum([place.tenant == tenant for place in places])
         return own + 1 <= LEAVES * (MOST - len(places) - 1)

@@ -97,8 +97,8 @@ class Order(Protocol):
         ...
 
     def backlog(self) -> list[tuple[float, float]] | None:
-        """(deadline, seconds of prefill) of what waits, soonest first; None where that is not the
-        order."""
+        """(deadline, seconds of prefill) of what waits, soonest first, and what is lost at inf; a
+        list of its own. None where that is not the order."""
         ...
 
     def tidy(self, num_waiting: int) -> None:

@@ -272,6 +272,11 @@ class Slo:
         """Whether anything is wanted at all."""
         return not self.ttft is self.tpot is self.e2e is None
 
+    @property
+    def deadlines(self) -> tuple[float | None, float | None, float | None]:
+        """What is wanted, whatever is to become of it where it cannot be had."""
+        return self.ttft, self.tpot, self.e2e
+
 
 NO_SLO = Slo()
 

@@ -571,35 +571,33 @@ class Scheduler:
         beyond = min(rows, total) * max(0.0, context - mean)
         return self.model.decoding(total, total * mean + beyond)
 
-    def backlog(self) -> list[tuple[float, float]]:
+    def backlog(self) -> list[tuple[float, float]] | None:
         """(deadline, seconds of prefill) of what has no first token yet, soonest first: what was
-        started, as due at once, what waits, and what the door let in and nobody has added yet.
-        Empty where the policy has another order."""
-        waiting = self._order.backlog()
-        if waiting is None:
-            return []
-        if self.expected:
-            waiting = sorted([*waiting, *list(self.expected.values())])
-        if self._reading:
-            waiting.insert(0, (-inf, self._seconds_started()))
-        return waiting
+        started, what waits, and what the door let in and nobody has added yet. No deadline (inf)
+        where it is lost. None where the policy has another order."""
+        line = self._order.backlog()
+        if line is not None and (self.expected or self._reading):
+            line += [*self.expected.copy().values(), *self._started()]
+            line.sort()
+        return line
 
     def seconds_ahead(self, due: float, tenant: str, work: float = 0.0) -> float:
         """Predicted seconds of prefill before a newcomer with that deadline and that much `work`:
-        what was started, what waits, and what the door let in and nobody has added yet."""
+        of the same, what the policy lets go first. What was started does in any case."""
         seconds = self._order.ahead(due, tenant, work)
         if self.expected:
-            seconds += sum([more for by, more in list(self.expected.values()) if by <= due])
-        return seconds + self._seconds_started() if self._reading else seconds
+            seconds += sum([more for by, more in self.expected.copy().values() if by <= due])
+        return seconds + sum([more for _, more in self._started()]) if self._reading else seconds
 
-    def _seconds_started(self) -> float:
-        """Predicted seconds of prefill that is left of prompts that were started."""
-        prefilling, seconds = self.model.prefilling, 0.0
+    def _started(self) -> list[tuple[float, float]]:
+        """(deadline, seconds of prefill that is left) of each prompt that was started."""
+        found, prefilling = [], self.model.prefilling
         for seq in tuple(self._reading):
-            count = len(seq.tokens) - seq.num_scheduled
+            done = seq.num_scheduled
+            count = len(seq.tokens) - done
             if count > 1 and seq.state is State.RUNNING:
-                seconds += prefilling(seq.num_scheduled, count)
-        return seconds
+                found.append((inf if seq.late else seq.due, prefilling(done, count)))
+        return found
 
     @property
     def has_work(self) -> bool:

@@ -204,12 +204,12 @@ class Earliest:
         if due == inf or not self._ledger:
             return self._total
         last = _bucket(due)
-        return sum([s for bucket, s in list(self._ledger.items()) if bucket <= last])
+        return sum([s for bucket, s in self._ledger.copy().items() if bucket <= last])
 
     def backlog(self) -> list[tuple[float, float]]:
         if not self._ledger:
             return []
-        return sorted([(b * LEDGER, s) for b, s in list(self._ledger.items()) if b != inf])
+        return sorted([(b * LEDGER, s) for b, s in self._ledger.copy().items()])
 
     def tidy(self, num_waiting: int) -> None:
         self._hopeful.tidy(num_waiting)

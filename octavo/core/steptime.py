@@ -20,13 +20,16 @@ negative (what is collinear stays where the prior has it). Pure decodes and mixe
 apart. A step far off the others (a page fault, another process) counts little; while the errors
 stay large the model forgets quickly, trusts every step, and says so (`drifting`).
 
+What an idle machine can do is what it did: the fastest steps are remembered as they were, and read
+beside the line of now. So who learned among others' work, and has a slow line, knows better.
+
 Numbers only: no tensors, no clock. Times are seconds.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import sqrt
@@ -54,6 +57,7 @@ DRIFT = 0.08  # mean error at which the model no longer trusts what it learned
 FAR = (0.7, 1.4)  # paces beyond which the long run is another one
 GAMMA = (1.03, 1.07, 1.25)  # least, first, most
 LOG = 16_384  # steps kept for the log
+PROOFS = 8  # steps that must have been as fast: one may be a slip of the clock
 
 
 class StepFeatures(NamedTuple):
@@ -157,17 +161,20 @@ class _Fit:
     together shares a column: in a pure decode a token is a decode is a sample; in a mixed step a
     decode is a sample.
 
-    pace: how long steps of this kind take now, beside what `seconds` says of the long run.
+    pace: how long steps of this kind take now, beside what `seconds` says of the long run. least:
+    the same of the fastest that were ever seen, if that was below 1.
     """
 
     __slots__ = (
         "_edges",
+        "_fastest",
         "_gram",
         "_groups",
         "_prior",
         "_ratios",
         "_right",
         "_theta",
+        "least",
         "pace",
         "seen",
         "solved",
@@ -185,7 +192,8 @@ class _Fit:
         self._right = [RIDGE] * len(groups)
         self.solved = self._prior
         self.seen = 0
-        self.pace = 1.0
+        self.pace = self.least = 1.0
+        self._fastest: list[tuple[StepFeatures, float]] = []  # and seconds; the fastest first
         self._ratios: deque[float] = deque(maxlen=FEW)  # seconds / those of the long run
         self._edges: dict[int, tuple[float, int]] = {}  # factor and steps seen, by tokens
 
@@ -210,7 +218,21 @@ class _Fit:
             self._edges[place] = (factor * (1.0 + off * max(EDGE, 1.0 / (seen + 8))), seen + 1)
         self._ratios.append(ratio)
         self.pace = _pace(self._ratios)
+        if ratio < self.least or len(self._fastest) < PROOFS:
+            self._fastest.append((features, seconds))
+            self.recall()
         return self.pace / before
+
+    def recall(self) -> None:
+        """Read the fastest steps beside the line of now, which they may have moved."""
+        self._fastest.sort(key=self._beside)
+        del self._fastest[PROOFS:]
+        if len(self._fastest) == PROOFS:
+            self.least = min(1.0, self._beside(self._fastest[-1]))
+
+    def _beside(self, step: tuple[StepFeatures, float]) -> float:
+        features, seconds = step
+        return seconds / self.seconds(features)
 
     def add(self, columns: tuple[float, ...], seconds: float, weight: float, keep: float) -> None:
         """A step, `weight` times; the evidence before it fades by `keep`."""
@@ -280,6 +302,8 @@ class Observation(NamedTuple):
 class StepModel:
     """Predicts step times and learns from them; one for each executor.
 
+    origin: the prior as it was given, before any step was seen, if it was one of this model and
+    machine; `prior` is at the machine's speed.
     gamma: by how much to exceed a prediction so that nine steps in ten keep to it. gap: seconds
     between two steps in which the executor waits for the host. drifting: whether the errors of late
     are so large that old evidence is dropped.
@@ -289,6 +313,7 @@ class StepModel:
         if not (prior.fixed > 0 and prior.token > 0):
             raise ValueError("a prior needs a fixed and a token cost above 0")
         self.prior = prior
+        self.origin = None if prior == UNKNOWN else prior
         self.gamma = GAMMA[1]
         self.gap = 0.0
         self.drifting = False
@@ -347,9 +372,28 @@ class StepModel:
         fit = self._mixed if features.prefill_area > 0.0 else self._decode
         return fit.seconds(features)
 
+    # At best: now, in the long run, when it was fastest, or as it was thought before it was seen;
+    # for all that was seen may have been among others' work.
+
     def best(self, features: StepFeatures) -> float:
-        """Seconds of a step of that shape, now or in the long run: whichever is sooner."""
-        return min(self.predict(features), self.usual(features))
+        """Seconds of a step of that shape at best."""
+        fit = self._mixed if features.prefill_area > 0.0 else self._decode
+        seconds = min(fit.pace, fit.least) * fit.seconds(features)
+        return seconds if self.origin is None else min(seconds, self.origin.seconds(features))
+
+    def best_prefill(self, parts: Sequence[tuple[int, int]], most: int) -> float:
+        """Seconds at best of steps of `most` tokens that compute nothing but prompts: of each
+        (tokens, how many are before them already)."""
+        total = sum([count for count, _ in parts])
+        steps = -(-total // most)
+        fit, found = self._mixed, list[float]()
+        for line in (fit.solved.times(min(fit.pace, fit.least)), self.origin):
+            if line is None:
+                continue
+            work = sum([line.prefill(start, count) for count, start in parts])
+            # `prefill` takes all tokens for ones beyond the bend.
+            found.append(work + steps * line.fixed - line.bend * min(total, steps * line.knee))
+        return min(found)
 
     def most_tokens(self, features: StepFeatures, start: int, seconds: float) -> float:
         """How many tokens from `start` on may be added to a step of that shape so that it takes
@@ -410,6 +454,8 @@ class StepModel:
         recent = list(islice(reversed(self._errors), WINDOW))
         sizes = sorted(map(abs, recent))
         self._spread = sizes[len(sizes) // 2]
+        self._mixed.recall()
+        self._decode.recall()
         # A few wild steps are no drift: the latest ones' trimmed mean decides.
         late = sorted(map(abs, recent[:LATE]))[: LATE * 7 // 8]
         paces = (self._mixed.pace, self._decode.pace)  # few of the errors may be of one kind

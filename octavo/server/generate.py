@@ -62,8 +62,9 @@ class Generate:
         deadline = Deadline(limit)
         with service.meters.enter(trace.meter) as lease:
             # Counted before it is parsed: a flood must not be tokenised before it is refused.
+            # known: when it comes again.
             name = key.name if key else ""
-            known = hash((name, data)) if service.deadlines.kept else None  # when it comes again
+            known = hash((name, data, asked.deadlines)) if service.deadlines.kept else None
             ticket = service.admission.enter(name, len(data), asked, arrival, known)
             service.occupancy.enter()
             try:

@@ -128,6 +128,19 @@ def test_nobody_is_told_of_a_place_beyond_the_last() -> None:
     assert 99 not in full
 
 
+def test_what_a_cap_denies_costs_no_credit() -> None:
+    """Whose turn it was has its place as soon as there is room again."""
+    kept = Kept()
+    for i in range(int(ALONE * MOST)):
+        keep(kept, i, 1e-4, 0.0)
+    now = LATEST + 2.0  # all of them are over, and nobody came: few places for this tenant now
+    kept.backlog(now)
+    turns = [keep(kept, 1000 + i, 1e-4, now, soonest=200.0) for i in range(2 * SELDOM)]
+    assert turns == [200.0] * (2 * SELDOM)  # its turn came, and nothing is free so soon
+    keep(kept, 5000, 1e-4, now)
+    assert 5000 in kept
+
+
 # ---- tenants ------------------------------------------------------------------------------------
 
 

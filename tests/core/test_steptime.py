@@ -216,13 +216,34 @@ def test_the_error_is_that_of_predictions_made_beforehand() -> None:
     assert StepModel(TRUE).error() == (0.0, 0.0)
 
 
-def test_the_best_of_a_step_is_at_its_own_kind_s_pace_or_that_of_the_long_run() -> None:
+def test_the_best_of_a_step_is_at_its_own_kind_s_pace_or_as_it_was_thought() -> None:
     model = StepModel(TRUE)
     decode, mixed = StepFeatures().plus(900, 1, 1), StepFeatures().plus(0, 90, 1)
     for fit, step in ((model._decode, decode), (model._mixed, mixed)):
         for pace in (0.8, 1.3):
             fit.pace = pace
             assert model.best(step) == min(model.predict(step), model.usual(step))
+
+
+def test_one_lucky_step_is_not_the_best() -> None:
+    model, step = StepModel(TRUE.times(2.0)), StepFeatures().plus(0, 90, 1)
+    for i in range(600):
+        model.observe(step, 0.3 * TRUE.seconds(step) if i == 300 else TRUE.seconds(step))
+    assert model.best(step) == pytest.approx(TRUE.seconds(step), rel=0.01)
+
+
+def test_the_best_of_prompts_is_that_of_their_steps() -> None:
+    for knee in (0.0, 12.0):
+        model = StepModel(replace(TRUE, knee=knee, bend=1e-4))
+        one = StepFeatures().plus(0, 300, 1)
+        assert model.best_prefill([(300, 0)], 512) == pytest.approx(model.best(one))
+        two = model.best(StepFeatures().plus(0, 512, 0)) + model.best(
+            StepFeatures().plus(512, 388, 1)
+        )
+        assert model.best_prefill([(900, 0)], 512) == pytest.approx(two)
+        assert model.best_prefill([(8, 0)], 512) == pytest.approx(
+            model.best(StepFeatures().plus(0, 8, 1))
+        )
 
 
 def test_without_evidence_the_prior_predicts() -> None:
