@@ -291,12 +291,12 @@ class Admission:
     def _ttft(
         self, newcomer: _Newcomer, steps: _Steps, line: list[tuple[float, float]] | None
     ) -> float:
-        """When all of it is computed, behind those of the `line` that are due sooner; without a
-        line it is the policy that knows."""
+        """When all of it is computed, behind those of the `line` that are due sooner; where not all
+        goes by deadlines it is the policy that knows."""
         tenant, tokens, work, due = newcomer
         before, behind = 0.0, 0.0
-        if line is None:
-            before = self._scheduler.seconds_ahead(due, tenant, work)
+        if line is None or not self._scheduler.policy.by_deadline:
+            before, line = self._scheduler.seconds_ahead(due, tenant, work), None
         for when, seconds in line or ():
             if when <= due:
                 before += seconds

@@ -8,7 +8,10 @@ at half the speed, and nobody saves up more than that. Two tenants that both alw
 waiting never get further apart than by
 2 max(the longest prompt, 2 tokens for each token that a batch can hold), and the credit.
 
-Which of a tenant's requests goes is up to another order, so `fair` goes with `slo`.
+Which of a tenant's requests goes is up to another order, so `fair` goes with `slo`. Then paces are
+shared out too: one tenant's streams never take all that paces bear (`spared`), nor does one that
+asks for more than there is time for hold up another's prompts by the slack of its streams
+(`FairPace`), nor fill all the time to a deadline at the door (`ahead`).
 """
 
 from __future__ import annotations
@@ -18,12 +21,15 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from octavo.core.policy import ALL, House, Offers, Order, Policy, fcfs
+from octavo.core.policy import ALL, House, Offers, Order, Pace, Policy, fcfs
 from octavo.core.request import Sequence, State
+from octavo.core.steptime import StepFeatures
 
 PROMPT, OUTPUT = 1.0, 2.0  # what a token counts
 CREDIT = 2048.0  # tokens that one who comes back may be behind the others
+FAR = CREDIT / 2.0  # tokens: less than that is nobody far ahead of anybody
 SPARE = 8  # one row in so many is kept for other tenants, while there are any
+LEAVES = 3.0  # what a tenant may hold of the time to a deadline, beside what it leaves of it
 MEMORY = 60.0  # seconds after which a tenant that asked for nothing is not waited for
 MAX_COUNTERS = 4096
 
@@ -46,11 +52,12 @@ class Fair:
         self._left = 0.0  # the counter of the tenant that was last to have something waiting
         self._seated: dict[str, set[int]] = {}
         self._latest: tuple[tuple[str, float], tuple[str, float]] | None = None
+        self._now = 0.0
 
     # ---- who waits ----
 
     def push(self, seq: Sequence, now: float) -> None:
-        tenant = seq.request.tenant
+        tenant, self._now = seq.request.tenant, now
         self._unseat(seq)
         self._met(tenant, now)
         order = self._orders.get(tenant)
@@ -107,6 +114,7 @@ class Fair:
     # ---- the step ----
 
     def candidates(self, started: list[Sequence], now: float) -> Offers:
+        self._now = now
         mine: dict[str, list[Sequence]] = {}
         for seq in started:
             mine.setdefault(seq.request.tenant, []).append(seq)
@@ -128,7 +136,7 @@ class Fair:
                 seq, most = offer
                 if seq.state is not State.WAITING:
                     yield offer
-                elif open_ and self._may_sit(tenant, now):
+                elif open_ and self._may_sit(tenant):
                     yield offer
                     open_ = self._seat(seq, tenant) or most < ALL
         finally:
@@ -166,14 +174,23 @@ class Fair:
         elif self._turn and self._turn[0][1] == tenant:
             aside.append(heappop(self._turn))
 
-    def _may_sit(self, tenant: str, now: float) -> bool:
+    def _may_sit(self, tenant: str) -> bool:
         """Whether there is a row for one more of this tenant: a few are kept for others."""
         limit = self._house.capacity.max_rows * self._house.capacity.depth
-        latest = self._latest
-        assert latest is not None
-        seen = latest[1][1] if latest[0][0] == tenant else latest[0][1]
-        spare = max(1, limit // SPARE) if limit > 1 and now - seen <= MEMORY else 0
+        spare = max(1, limit // SPARE) if limit > 1 and self._beside(tenant) else 0
         return len(self._seated.get(tenant, ())) < limit - spare
+
+    def spared(self, tenant: str) -> int:
+        """Rows that a tenant with as many as it has must leave to others."""
+        return len(self._seated.get(tenant, ())) // (SPARE - 1) if self._beside(tenant) else 0
+
+    def _beside(self, tenant: str) -> bool:
+        """Whether another tenant asked for something of late."""
+        latest = self._latest
+        if latest is None:
+            return False
+        seen = latest[1][1] if latest[0][0] == tenant else latest[0][1]
+        return self._now - seen <= MEMORY
 
     # ---- what it cost ----
 
@@ -224,13 +241,16 @@ class Fair:
     def ahead(self, due: float, tenant: str, work: float) -> float:
         """What the tenant has waiting itself, and as much for each other one that has something
         waiting, by their weights: turns are shared for as long as that takes. A tenant that got
-        less so far catches up first, this one too."""
+        less so far catches up first, this one too. And a third of its own for those who come: a
+        tenant may hold three times what it leaves of the time to a deadline."""
         orders, weights, counters = dict(self._orders), self._weights, self.counters
         own = orders.pop(tenant, None)
-        seconds = work if own is None else work + own.ahead(due, tenant, work)
+        mine = 0.0 if own is None else own.ahead(due, tenant, work)
+        seconds = work + mine
         counter = counters.get(tenant, 0.0)
+        least = mine + mine / LEAVES if self._beside(tenant) else mine
         if not orders:
-            return seconds - work
+            return least
         if own is None:
             counter = self._lifted(tenant, self._least(orders))
         token = self._house.model.per_token
@@ -243,10 +263,28 @@ class Fair:
                 seconds += weight * share + min(weight * lag, order.ahead(inf, other, 0.0))
             elif lag + share > 0.0:
                 seconds += weight * (lag + share)
-        return seconds
+        return max(seconds, least)
 
-    def backlog(self) -> None:
-        return None
+    def backlog(self) -> list[tuple[float, float]]:
+        """Of all tenants: whoever goes first, by then so much has to be done."""
+        found: list[tuple[float, float]] = []
+        for order in list(self._orders.values()):
+            found += order.backlog() or ()
+        found.sort()
+        return found
+
+    @property
+    def overdue(self) -> bool:
+        return any(order.overdue for order in self._orders.values())
+
+    def overdrawn(self) -> list[tuple[float, str]]:
+        """(counter, name) of the tenants that run and asked for more than there is time for."""
+        orders = self._orders
+        return [
+            (self._counter(tenant), tenant)
+            for tenant in self._seated
+            if tenant in orders and orders[tenant].overdue
+        ]
 
     def tidy(self, num_waiting: int) -> None:
         for order in self._orders.values():
@@ -258,6 +296,64 @@ class Fair:
     def __iter__(self) -> Iterator[Sequence]:
         for order in self._orders.values():
             yield from order
+
+
+class FairPace:
+    """The pace that another policy has, as far as streams are within their tenant's share.
+
+    A tenant that asked for more than there is time for, and is far ahead of another, has no claim
+    to steps that keep to its streams' slack while a prompt of that other one waits: those few are
+    not looked at then, and the prompt is computed as if they were not there. Nothing is overdue
+    where a door refused in time what could not be kept, so what it promised is kept.
+    """
+
+    def __init__(self, pace: Callable[[House, Order], Pace], house: House, order: Fair) -> None:
+        self._order = order
+        self._all = pace(house, order)
+        self._within = pace(house, order)  # looks at streams of tenants that are within their share
+        self._overdrawn: list[tuple[float, str]] = []
+        self._opened: tuple[Collection[Sequence], StepFeatures, float] = ((), StepFeatures(), 0.0)
+        self._ignored: list[str] = []  # tenants at whose streams `_within` did not look
+
+    @property
+    def tightest(self) -> float:
+        return self._all.tightest
+
+    @property
+    def soonest(self) -> float:
+        return self._all.soonest
+
+    def open(self, decodes: Collection[Sequence], step: StepFeatures, now: float) -> None:
+        self._all.open(decodes, step, now)
+        self._overdrawn = self._order.overdrawn()
+        self._opened, self._ignored = (decodes, step, now), []
+
+    def joins(self, running: int, tenant: str) -> bool:
+        return self._all.joins(running + self._order.spared(tenant), tenant)
+
+    def room(self, step: StepFeatures, start: int, tenant: str) -> int:
+        count = self._all.room(step, start, tenant)
+        counter = self._order.counters.get(tenant)
+        if counter is None or not self._overdrawn:
+            return count
+        ignored = [name for other, name in self._overdrawn if other > counter + FAR]
+        if not ignored:
+            return count
+        if ignored != self._ignored:
+            decodes, shape, now = self._opened
+            within = [seq for seq in decodes if seq.request.tenant not in ignored]
+            self._within.open(within, shape, now)
+            self._ignored = ignored
+        return max(count, self._within.room(step, start, tenant))
+
+    def spare(self, step: StepFeatures) -> int:
+        return self._all.spare(step)
+
+    def close(self, step: StepFeatures) -> None:
+        self._all.close(step)
+
+    def alone(self, step: StepFeatures) -> None:
+        self._all.alone(step)
 
 
 def fair(weights: Mapping[str, float] | None = None, within: Policy | None = None) -> Policy:
@@ -272,5 +368,10 @@ def fair(weights: Mapping[str, float] | None = None, within: Policy | None = Non
     def order(house: House) -> Order:
         return Fair(inner.order, house, given)
 
+    def pace(house: House, order: Order) -> Pace:
+        assert isinstance(order, Fair)
+        return FairPace(inner.pace, house, order)
+
     name = "fair" if within is None else f"fair-{inner.name}"
-    return replace(inner, name=name, order=order)
+    own = pace if inner.timed else inner.pace
+    return replace(inner, name=name, order=order, pace=own, by_deadline=False)

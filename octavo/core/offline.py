@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
-from octavo.core.policy import House, Loss, Offers, Order, Policy, Rank, by_rank
+from octavo.core.policy import House, Loss, Offers, Order, Pace, Policy, Rank, by_rank
 from octavo.core.request import Sequence, State, Tier
 
 LAST = 1e12  # seconds: beyond any time of arrival, and doubles still tell a millisecond
@@ -31,13 +31,13 @@ class Behind:
     """An order within, and after it those that nobody waits for, as they rank."""
 
     def __init__(self, within: Order, house: House) -> None:
-        self._within = within
+        self.within = within
         self._last = by_rank(house)
         self._online: dict[int, Sequence] = {}
         self._offline: dict[int, Sequence] = {}
 
     def _of(self, seq: Sequence) -> Order:
-        return self._last if _offline(seq) else self._within
+        return self._last if _offline(seq) else self.within
 
     def push(self, seq: Sequence, now: float) -> None:
         (self._offline if _offline(seq) else self._online)[seq.id] = seq
@@ -45,9 +45,9 @@ class Behind:
 
     def candidates(self, started: list[Sequence], now: float) -> Offers:
         if not self._offline:
-            yield from self._within.candidates(started, now)
+            yield from self.within.candidates(started, now)
             return
-        yield from self._within.candidates([s for s in started if not _offline(s)], now)
+        yield from self.within.candidates([s for s in started if not _offline(s)], now)
         behind = [s for s in started if _offline(s)]
         if not self._online:
             yield from self._last.candidates(behind, now)
@@ -74,24 +74,28 @@ class Behind:
     def decoded(self, seqs: Iterable[Sequence]) -> None:
         if self._offline:
             seqs = [seq for seq in seqs if not _offline(seq)]
-        self._within.decoded(seqs)
+        self.within.decoded(seqs)
 
     def ended(self, seq: Sequence) -> None:
         (self._offline if _offline(seq) else self._online).pop(seq.id, None)
         self._of(seq).ended(seq)
 
     def ahead(self, due: float, tenant: str, work: float) -> float:
-        return self._within.ahead(due, tenant, work)
+        return self.within.ahead(due, tenant, work)
 
     def backlog(self) -> list[tuple[float, float]] | None:
-        return self._within.backlog()
+        return self.within.backlog()
+
+    @property
+    def overdue(self) -> bool:
+        return self.within.overdue
 
     def tidy(self, num_waiting: int) -> None:
-        self._within.tidy(num_waiting)
+        self.within.tidy(num_waiting)
         self._last.tidy(num_waiting)
 
     def __iter__(self) -> Iterator[Sequence]:
-        yield from self._within
+        yield from self.within
         yield from self._last
 
 
@@ -124,10 +128,16 @@ def behind(policy: Policy) -> Policy:
     def order(house: House) -> Order:
         return Behind(policy.order(house), house)
 
+    def pace(house: House, order: Order) -> Pace:
+        assert isinstance(order, Behind)
+        return policy.pace(house, order.within)
+
     def loss(seq: Sequence, now: float, house: House) -> Loss:
         # Among them, who came last loses least: nothing else is kept of an offline one's promise.
         if _offline(seq):
             return -inf, -seq.key[0], -seq.key[1]
         return policy.loss(seq, now, house)
 
-    return replace(policy, rank=rank, order=order, loss=loss, moving=moving, yields=to_the_others)
+    return replace(
+        policy, rank=rank, order=order, pace=pace, loss=loss, moving=moving, yields=to_the_others
+    )

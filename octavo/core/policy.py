@@ -98,7 +98,14 @@ class Order(Protocol):
 
     def backlog(self) -> list[tuple[float, float]] | None:
         """(deadline, seconds of prefill) of what waits, soonest first, and what is lost at inf; a
-        list of its own. None where that is not the order."""
+        list of its own: by then so much has to be done, whoever goes first. None where nobody looks
+        at deadlines."""
+        ...
+
+    @property
+    def overdue(self) -> bool:
+        """Whether something waits that had a deadline and cannot keep it any more: more was asked
+        than there was time for."""
         ...
 
     def tidy(self, num_waiting: int) -> None:
@@ -128,12 +135,13 @@ class Pace(Protocol):
         without any."""
         ...
 
-    def joins(self, running: int) -> bool:
-        """Whether one more may join so many without breaking what those were promised."""
+    def joins(self, running: int, tenant: str) -> bool:
+        """Whether one more, of a tenant, may join so many without breaking what those were
+        promised."""
         ...
 
-    def room(self, step: StepFeatures, start: int) -> int:
-        """How many tokens from `start` on a step of that shape has time for."""
+    def room(self, step: StepFeatures, start: int, tenant: str) -> int:
+        """How many tokens of a tenant's, from `start` on, a step of that shape has time for."""
         ...
 
     def spare(self, step: StepFeatures) -> int:
@@ -240,6 +248,10 @@ class Standing:
     def backlog(self) -> None:
         return None
 
+    @property
+    def overdue(self) -> bool:
+        return False
+
     def tidy(self, num_waiting: int) -> None:
         self._waiting.tidy(num_waiting)
 
@@ -252,13 +264,13 @@ class Unhurried:
 
     tightest = soonest = inf
 
-    def joins(self, running: int) -> bool:
+    def joins(self, running: int, tenant: str) -> bool:
         return True
 
     def open(self, decodes: Collection[Sequence], step: StepFeatures, now: float) -> None:
         pass
 
-    def room(self, step: StepFeatures, start: int) -> int:
+    def room(self, step: StepFeatures, start: int, tenant: str) -> int:
         return ALL
 
     def spare(self, step: StepFeatures) -> int:
@@ -304,7 +316,7 @@ def by_rank(house: House) -> Order:
     return Standing(lambda seq: seq.key, house)
 
 
-def unhurried(house: House) -> Pace:  # noqa: ARG001
+def unhurried(house: House, order: Order) -> Pace:  # noqa: ARG001
     return Unhurried()
 
 
@@ -314,6 +326,7 @@ class Policy:
     sequence may join those that run. loss: the one with the least is preempted first.
     holds_twins: a sequence waits while another computes the prefix they share. timed: whether
     predicted times matter, so that the model should know the machine before the first request.
+    by_deadline: whether what waits and can make its deadline goes by that, and nothing else counts.
     moving: how many of those that run, by rank, may go on in a step; the others stand still.
     yields: whether one that runs is preempted for one that waits and finds no room.
     """
@@ -322,10 +335,11 @@ class Policy:
     rank: Callable[[Sequence], Rank] = by_arrival
     admits: Callable[[Sequence, Occupancy], bool] = while_rows_last
     order: Callable[[House], Order] = by_rank
-    pace: Callable[[House], Pace] = unhurried
+    pace: Callable[[House, Order], Pace] = unhurried
     loss: Callable[[Sequence, float, House], Loss] = the_last
     holds_twins: bool = True
     timed: bool = False
+    by_deadline: bool = False
     moving: Callable[[list[Sequence]], int] = len
     yields: Callable[[Sequence, Sequence], bool] = to_nobody
 

@@ -124,7 +124,7 @@ class Scheduler:
         self._max_running = capacity.max_rows * capacity.depth
         self.house = House(capacity, self.model, self._cached, self.reserve)
         self._order = self.policy.order(self.house)
-        self._pace = self.policy.pace(self.house)
+        self._pace = self.policy.pace(self.house, self._order)
         self._roster = Roster(self.blocks, self._order, self.reserve, self.stats)
         self._settler = Settler(
             self._roster, self.model, drafter if drafter is not None else NoDrafter(), self.reserve
@@ -304,7 +304,7 @@ class Scheduler:
         """How many tokens from `start` on there are budgets and time for."""
         rest = len(seq.tokens) - start
         n = min(rest, most, plan.tokens)
-        n = min(n, self._pace.room(plan.shape, start))
+        n = min(n, self._pace.room(plan.shape, start, seq.request.tenant))
         return n if n == rest or n == plan.tokens else n - n % GRAIN
 
     def _chunk(self, seq: Sequence, start: int, tokens: int, outputs: int) -> tuple[int, int]:
@@ -362,7 +362,8 @@ class Scheduler:
         blocks, running = self.blocks, len(self._running)
         roster = self._roster
         occupancy = Occupancy(running, self._max_running, roster.seats, roster.opened)
-        if not self.policy.admits(seq, occupancy) or not self._pace.joins(self._moving):
+        joins = self._pace.joins(self._moving, seq.request.tenant)
+        if not joins or not self.policy.admits(seq, occupancy):
             full = running >= self._max_running
             grouped = not full and not self.policy.admits(seq, occupancy)
             self.stats.journal.stopped(Wait.ROWS if full else Wait.GROUP if grouped else Wait.TIME)

@@ -68,6 +68,7 @@ class Earliest:
         self._ledger: dict[float, float] = {}  # seconds of work by when it is due; inf: if ever
         self._total = 0.0  # of the ledger
         self._entries: dict[int, tuple[float, float]] = {}
+        self._missed: set[int] = set()  # of those that wait, who had a deadline and lost it
 
     # ---- keys ----
 
@@ -95,6 +96,8 @@ class Earliest:
         seq.late = self._lost(due, seconds, now)
         if seq.late:
             self._enter(seq, inf, seconds)
+            if due < inf:
+                self._missed.add(seq.id)
             self._relegated.push(self._hopeless_key(seq, count), seq)
         else:
             self._enter(seq, due, seconds)
@@ -190,6 +193,7 @@ class Earliest:
         self._total += seconds
 
     def _strike(self, seq: Sequence) -> None:
+        self._missed.discard(seq.id)
         entry = self._entries.pop(seq.id, None)
         if entry is not None:
             bucket, seconds = entry
@@ -210,6 +214,10 @@ class Earliest:
         if not self._ledger:
             return []
         return sorted([(b * LEDGER, s) for b, s in self._ledger.copy().items()])
+
+    @property
+    def overdue(self) -> bool:
+        return bool(self._missed)
 
     def tidy(self, num_waiting: int) -> None:
         self._hopeful.tidy(num_waiting)
@@ -269,14 +277,14 @@ class SlackPace:
         model = self._house.model
         return model.gamma * (model.predict(step) + model.gap)
 
-    def joins(self, running: int) -> bool:
+    def joins(self, running: int, tenant: str) -> bool:
         """Whether the streams can bear one more beside so many that run."""
         if self.tightest == inf:
             return True
         rows = float(running + 1)
         return self._seconds(StepFeatures(rows, 0.0, 0.0, rows, rows)) <= self.tightest
 
-    def room(self, step: StepFeatures, start: int) -> int:
+    def room(self, step: StepFeatures, start: int, tenant: str) -> int:
         self._asked = True
         model = self._house.model
         count = int(model.most_tokens(step, start, self._budget / model.gamma - model.gap))
@@ -318,7 +326,7 @@ def slo() -> Policy:
     def order(house: House) -> Order:
         return Earliest(house)
 
-    def pace(house: House) -> Pace:
+    def pace(house: House, order: Order) -> Pace:  # noqa: ARG001
         return SlackPace(house)
 
-    return Policy("slo", order=order, pace=pace, loss=least_missed, timed=True)
+    return Policy("slo", order=order, pace=pace, loss=least_missed, timed=True, by_deadline=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import quantiles
 
 import pytest
 
-from octavo.core.fair import CREDIT, OUTPUT, PROMPT, fair
+from octavo.core.fair import CREDIT, LEAVES, OUTPUT, PROMPT, fair
 from octavo.core.policy import Policy, fcfs
 from octavo.core.request import Slo
 from octavo.core.slo import slo
+from octavo.core.stats import Timing
 from octavo.core.steptime import Coefficients
-from tests.core.machine import Clocked, Machine, ask, ttft
+from tests.core.machine import Clocked, Machine, ask, tpot, ttft
 
 FAST = Coefficients(0.005, 0.0005, 1e-8, 1e-9, 1e-6, 1e-6)
 LARGE = {"num_blocks": 700, "max_context": 400, "max_tokens": 128, "max_outputs": 512}
@@ -131,6 +133,99 @@ def test_a_flood_hardly_reaches_another_tenant() -> None:
     # It waits for the step that runs, and shares its own with the streams: 0.9 tpot each.
     assert flooded[-1] <= alone[-1] + 2 * 0.09
     assert unfair[-1] > 10 * alone[-1]
+
+
+# Beside eight streams of this pace a step has time for a chunk of a prompt, and for no more streams
+# than twenty.
+TIGHT = Slo(ttft=0.6, tpot=0.015)
+ROWS = LARGE | {"max_rows": 64, "num_blocks": 2000}
+
+
+def crowded(policy: Policy, seconds: float, flood: float, quiet: float) -> dict[str, Timing]:
+    """So many requests a second of two tenants, one of which has long prompts now and then."""
+    machine = Clocked(policy, FAST, **ROWS)
+    for name, rate, share in (("flood", flood, 3), ("quiet", quiet, 4)):
+        for i in range(round(seconds * rate)):
+            prompt = 200 if i % share == 0 else 60
+            machine.at(ask(f"{name}{i}", prompt, 30, arrival=i / rate, tenant=name, slo=TIGHT))
+    return machine.serve()
+
+
+def of(done: dict[str, Timing], tenant: str) -> list[Timing]:
+    return [t for t in done.values() if t.tenant == tenant]
+
+
+def late(done: dict[str, Timing]) -> float:
+    """The quiet tenant's 99th percentile of times to first token, once they know of each other."""
+    return quantiles([ttft(t) for t in of(done, "quiet") if t.queued >= 1.0], n=100)[98]
+
+
+def test_a_quiet_tenant_waits_half_as_long_again_at_most_beside_streams_of_a_flood() -> None:
+    alone = late(crowded(fair(within=slo()), 10.0, 0.0, 2.0))
+    flooded = crowded(fair(within=slo()), 10.0, 30.0, 2.0)
+    assert late(flooded) <= 1.5 * alone
+    assert max(tpot(t) for t in of(flooded, "quiet")) <= TIGHT.tpot
+    flood = [t for t in of(flooded, "flood") if t.finished < 10.0]
+    assert sum(tpot(t) <= TIGHT.tpot for t in flood) > 0.8 * len(flood), "most of the flood's too"
+
+
+def test_who_asks_for_no_more_than_there_is_time_for_keeps_its_paces() -> None:
+    # Four times as much as the other, so that it is far ahead always; nothing of it is overdue.
+    done = crowded(fair(within=slo()), 10.0, 6.0, 1.5)
+    assert all(tpot(t) <= TIGHT.tpot for t in done.values())
+    assert all(ttft(t) <= TIGHT.ttft for t in done.values())
+
+
+def test_backlogged_tenants_with_deadlines_get_the_same_within_the_bound() -> None:
+    prompt, output, rows = 60, 30, 8
+    machine = Clocked(fair(within=slo()), FAST, **(ROWS | {"max_rows": rows}))
+    for i in range(220):
+        for tenant, many in (("many", 3), ("few", 1)):
+            for j in range(many):
+                name = f"{tenant}{i}-{j}"
+                machine.at(ask(name, prompt, output, arrival=0.04 * i, tenant=tenant, slo=TIGHT))
+    bound = 2 * max(PROMPT * prompt, OUTPUT * rows * output)
+    while machine.now < 8.0:
+        machine.serve(machine.now + 0.2)
+        got = service(machine)
+        if {s.request.tenant for s in machine.scheduler.waiting} == {"many", "few"}:
+            assert abs(got["many"] - got["few"]) <= bound
+    assert min(got.values()) > 4 * bound, "long enough to tell"
+
+
+def test_streams_leave_room_for_another_tenants() -> None:
+    """What paces bear is filled by one tenant but for an eighth, if there are others."""
+
+    def most(others: bool) -> int:
+        machine = Clocked(fair(within=slo()), FAST, **ROWS)
+        if others:
+            machine.at(ask("o", 8, 2, tenant="other", slo=TIGHT))
+        requests = [ask(f"f{i}", 8, 60, arrival=0.1, tenant="f", slo=TIGHT) for i in range(60)]
+        machine.at(*requests)
+        machine.serve(0.6)
+        return machine.scheduler.num_running
+
+    alone, beside = most(others=False), most(others=True)
+    assert beside < alone
+    assert alone - beside <= max(2, alone // 6)
+
+
+def test_the_door_knows_what_waits_of_all_tenants_and_leaves_some_time_to_others() -> None:
+    machine = Machine(fair(within=slo()), prefix_caching=False, max_rows=1)
+    scheduler = machine.scheduler
+    for i in range(4):
+        for tenant in "ab":
+            slow = Slo(ttft=10.0 + i)
+            machine.add(ask(f"{tenant}{i}", 40, 4, tenant=tenant, slo=slow))
+    due = [when for when, _ in scheduler.backlog()]
+    assert due == sorted(due)
+    assert len(due) == 8
+    work = scheduler.backlog()[0][1]
+    assert scheduler.seconds_ahead(11.5, "c") == pytest.approx(0.0)
+    # Own ones that are due before, and a third as much again.
+    alone = scheduler._order._orders["a"].ahead(11.5, "a", 0.0)
+    assert alone == pytest.approx(2 * work)
+    assert scheduler.seconds_ahead(11.5, "a") >= alone * (1 + 1 / LEAVES)
 
 
 def test_a_tenant_alone_has_all_rows() -> None:
