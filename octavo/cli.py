@@ -152,7 +152,7 @@ def main() -> None:
 @cli.command(
     epilog="""\b
 Examples:
-  octavo run "Why is the sky blue?"
+  octavo run "What is photosynthesis?"
   octavo run -m ./model.gguf --temperature 0 "Once upon a time" --raw
   git log -5 | octavo run "Say in one sentence what was done:" -
   octavo run --json --seed 7 "Name three rivers" | jq .text

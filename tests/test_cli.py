@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -430,6 +431,28 @@ def test_the_file_that_is_shipped_is_one_that_works(
     result, seen = served_with(monkeypatch, tmp_path, shipped.read_text())
     assert "far enough" in result.output
     assert seen["log_format"] == "json"
+
+
+def test_the_image_starts_what_there_is(tmp_path: Path) -> None:
+    """No Docker is needed to see that its files are there and its flags are flags."""
+    root = Path(__file__).resolve().parents[1]
+    text = (root / "deploy" / "Dockerfile").read_text()
+    hidden = (root / ".dockerignore").read_text().splitlines()
+    for line in re.findall(r"^COPY (?!--from)(.*)", text, re.M):
+        for source in line.split()[:-1]:
+            assert (root / source).exists(), source
+            assert source not in hidden
+    for needed in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE", "octavo"):
+        assert (root / needed).exists()
+        assert needed not in hidden
+    words = json.loads(re.findall(r"^ENTRYPOINT (.*)", text, re.M)[0])
+    keys = tmp_path / "keys"
+    keys.write_text("image image-key-0123456789abcdef\n")
+    given = [str(keys) if word == "/keys" else word for word in words[2:]]
+    ctx = cli.serve.make_context("serve", given)
+    assert (ctx.params["host"], ctx.params["api_key_file"]) == ("0.0.0.0", str(keys))
+    assert words[1] == "serve"
+    ServerConfig(host=ctx.params["host"], api_key_file=ctx.params["api_key_file"])
 
 
 def test_the_keys_that_are_shipped_are_read() -> None:

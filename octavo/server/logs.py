@@ -142,7 +142,7 @@ class Lines(logging.Formatter):
         if refused is None:
             parts.append(trace.outcome)
         else:
-            parts.append(": ".join(p for p in (trace.outcome, refused.param, refused.said) if p))
+            parts.append(": ".join(p for p in (trace.outcome, refused.said or refused.param) if p))
             if refused.retry is not None:
                 parts.append(f"again in {_short(refused.retry * 1e3)}")
         who = (trace.key or (trace.client if refused else ""), trace.completion or trace.id)
