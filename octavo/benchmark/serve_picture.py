@@ -44,8 +44,8 @@ def _title(report: dict[str, Any], slo: Slo) -> str:
         served = f"{report['requests_per_s']:.3g} req/s served"
         return f"{report['model']}: {rate}, {served}, {report['output_tokens_per_s']:.0f} tokens/s"
     said = f"{report['attainment']['all']:.0%} met their objectives"
-    turned = {"refused": report["refused"], "bad": report["bad_requests"]}
-    refused = "".join(f", {n} of {report['sent']} {what}" for what, n in turned.items() if n)
+    refused = f", {report['refused']} of {report['sent']} refused" if report["refused"] else ""
+    refused += f", {report['bad_requests']} bad requests" if report["bad_requests"] else ""
     goodput = report["goodput_per_s"]
     return f"{report['model']}: {rate}, {said}{refused}; goodput {goodput:.3g} req/s"
 

@@ -327,6 +327,8 @@ def _type(schema: dict[str, Any]) -> str:
     kind = escape(str(schema.get("type", "any")))
     if kind == "array":
         return f"list of {_type(schema.get('items', {}))}"
+    if "maximum" in schema:
+        return f"{kind}, {schema.get('minimum', 0):g} to {schema['maximum']:g}"
     return kind
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from starlette.routing import Route
 
 from octavo.server import answers
-from octavo.server.openapi import OPERATIONS, document
+from octavo.server.openapi import OPERATIONS, document, page
 from tests.server.fakes import FakeExecutor
 from tests.server.house import House, chat, completion, outside
 from tests.server.test_messages import body as message
@@ -91,6 +91,14 @@ def test_what_is_only_there_to_be_refused_is_not_promised() -> None:
     assert "image_url" not in schemas["Part"]["properties"]
     assert "additionalProperties" not in schemas["ChatBody"]
     assert document("0", True)["components"]["schemas"]["ChatBody"]["additionalProperties"] is False
+
+
+def test_a_range_is_said_where_a_field_has_one() -> None:
+    schemas = document("0")["components"]["schemas"]
+    for name, most in (("ChatBody", 2), ("ResponsesBody", 2), ("MessagesBody", 1)):
+        kinds = schemas[name]["properties"]["temperature"]["anyOf"]
+        assert {"type": "number", "minimum": 0, "maximum": most} in kinds
+    assert "number, 0 to 2" in page(document("0"))
 
 
 ASKED: list[tuple[str, str, Any, type]] = [
