@@ -25,12 +25,13 @@ from typing import NamedTuple
 from octavo.core.kept import LATEST, Kept, Wanted
 from octavo.core.request import NO_SLO, Forecast, Request, Slo, Tier
 from octavo.core.scheduler import Load, Scheduler
-from octavo.core.slo import MOST, SPEND, STRICT
+from octavo.core.slo import FINISHED, MOST, SPEND, STRICT
 from octavo.core.steptime import GAMMA, StepFeatures, StepModel
 from octavo.errors import Overloaded, TenantLimit, TooTight, Unattainable
 
 FIRST_RATE = 0.25  # tokens a byte of a body, before any was seen
 FOLLOW = 0.05
+SOON = 0.75  # of those that wait or come: what decodes, in the mean, while one waits for its turn
 LEAST_SHARE = 0.05  # of the steps' time that prefill has in any case
 
 _Need = tuple[int, int]  # tokens of a prompt that must be computed, behind so many that are cached
@@ -71,23 +72,29 @@ class _Newcomer(NamedTuple):
 
 class _Steps(NamedTuple):
     """Steps under a load. coming: rows that wait, and the newcomer's. first, prefill: seconds of
-    prefill in the next one and in each after it; besides: what a step takes beside them; tpot:
-    seconds a token of a stream, once all that comes decodes."""
+    prefill in the next one and in each after it; ending: in one that ends a prompt, at most;
+    besides: what a step takes beside them; tpot: seconds a token of a stream, once all that comes
+    decodes."""
 
     load: Load
     coming: int
     first: float
     prefill: float
+    ending: float
     besides: float
     tpot: float
 
     def seconds(self, work: float, behind: float = 0.0) -> float:
-        """From the next one's start until so many seconds of prefill are done. The last step is
-        filled by what is `behind`, as far as there is any."""
-        more = work - self.first
-        after = ceil(more / self.prefill) if more > 0.0 else 0
-        full = self.first + after * self.prefill
-        return min(work + behind, max(work, full)) + (1 + after) * self.besides
+        """From the next one's start until so many seconds of prefill are done. What is `behind`
+        goes on in the last step, as far as there is any and that has time."""
+        steps, full = 1, self.first
+        begin, more = 0.0, work - full
+        if more > 0.0:
+            steps += ceil(more / self.prefill)
+            full += (steps - 1) * self.prefill
+            begin = full - self.prefill
+        full = min(full, begin + self.ending)
+        return min(work + behind, max(work, full)) + steps * self.besides
 
     def least(self, work: float) -> float:
         """The same where it is part of more, whose steps are full."""
@@ -311,19 +318,22 @@ class Admission:
     def _steps(self, now: float, rows: int = 1, context: int = 0) -> _Steps:
         """Steps under load, once `rows` more with so much context have come. Streams get their
         tokens when they are due and no sooner, so steps last as long as the tightest was promised,
-        in the mean, and all that waits decodes soon."""
+        in the mean, and what waits decodes soon."""
         scheduler = self._scheduler
         model, load = scheduler.model, scheduler.load(now)
         coming = load.waiting + len(scheduler.expected) + rows
         tpot = model.gap + scheduler.decode_seconds(coming, rows, context)
-        base = tpot if load.running else model.gap + model.coefficients.fixed
+        fixed = model.coefficients.fixed
+        decodes = scheduler.decode_seconds(int(SOON * coming)) if load.running else fixed
+        base = model.gap + decodes
         length = min(load.tightest, MOST)
         whole = model.prefilling(0, scheduler.capacity.max_tokens)
         prefill = min(max(length - base, LEAST_SHARE * length), whole)
         # The next step may take all by which the streams are ahead of their deadlines.
         slack = min(SPEND * (load.due - load.start), MOST)
         first = max(slack / model.gamma - base, prefill)
-        return _Steps(load, coming, first, prefill, base, tpot)
+        ending = FINISHED * fixed / model.gamma - base
+        return _Steps(load, coming, first, prefill, ending, base, tpot)
 
     def _squeezed(
         self,

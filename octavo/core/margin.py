@@ -3,13 +3,13 @@
 A step's errors even out over a queue; what a queue's forecast leaves out does not: streams that
 grow while it waits, newcomers that go first, a machine that others use. So the margin is not
 derived, it follows what became of the forecasts: each that was exceeded raises it, each that was
-kept lowers it a little, and it settles where about one in fifty is exceeded. Only forecasts that
+kept lowers it a little, and it settles where about one in twenty is exceeded. Only forecasts that
 are near to what was promised count: the margin decides about no others.
 """
 
 from __future__ import annotations
 
-UP, DOWN = 0.02, 0.0004
+UP, DOWN = 0.02, 0.001
 FIRST = 1.1  # before any came true
 MOST = 2.0
 NEAR = 0.5  # of what was promised

@@ -5,7 +5,8 @@ the real first token f, because tpot is measured from there. Where only e2e is g
 is shared out over the expected output.
 
 - A step may take 0.9 of the slack of the tightest stream (`SlackPace`); prefill gets a small share
-  of the steps' time whatever the streams want, so nothing waits for ever.
+  of the steps' time whatever the streams want, so nothing waits for ever. One that ends a prompt
+  takes others besides only while they cost less than another step: its first token waits for them.
 - Prefills go by least laxity: the latest time at which each must start (`Earliest`). One that
   cannot make it any more is relegated, not dropped: it is served from what the others leave and
   from a guaranteed share, shortest first with ageing, and promoted again should it become feasible.
@@ -34,6 +35,7 @@ SHARE = 0.05  # of time to prefill, of prefill to those whose promise is lost
 DOUBLING = 2.0  # seconds of waiting that twice the work is worth, among those
 TIER = 30.0  # seconds of waiting that a tier is worth, among those
 CATCH_UP = 0.5  # of its pace: what a stream that was preempted may lose and make good
+FINISHED = 10.0  # times what any step costs: how long one is made that ends a prompt
 LEDGER = 0.050  # seconds: how finely the work that waits is summed
 
 
@@ -286,8 +288,10 @@ class SlackPace:
 
     def room(self, step: StepFeatures, start: int, tenant: str) -> int:
         self._asked = True
-        model = self._house.model
-        count = int(model.most_tokens(step, start, self._budget / model.gamma - model.gap))
+        model, budget = self._house.model, self._budget
+        if step.sampled > step.decodes:  # a prompt ends here
+            budget = min(budget, FINISHED * model.coefficients.fixed)
+        count = int(model.most_tokens(step, start, budget / model.gamma - model.gap))
         # Once a step, if prefill is owed it or nothing else moves: the least there is.
         if count < GRAIN and not self._granted and (not step.tokens or self._credit >= self._owed):
             self._granted = True

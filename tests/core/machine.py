@@ -161,6 +161,10 @@ class Clocked(Machine):
             assert news, "work, and nothing moves"
             self.events += news
             return
+        self.end(batch)
+
+    def end(self, batch: Batch) -> None:
+        """A step that was planned runs and comes back."""
         seconds = self.truth.seconds(StepFeatures.of(batch))
         self.executor.submit(batch)
         result = replace(self.executor.collect(), started=self.now, finished=self.now + seconds)

@@ -74,6 +74,19 @@ def test_steps_take_most_of_the_slack_and_no_more_than_a_third_of_a_second() -> 
     assert tpot(done["stream"]) <= 0.08
 
 
+def test_a_prompt_s_first_token_does_not_wait_for_the_prompts_behind_it() -> None:
+    """Unless they are so short that a step of their own would cost as much."""
+    machine = Clocked(slo(), SLOW, **LARGE)
+    machine.at(*(ask(f"r{i}", 130, 1, slo=CHAT) for i in range(2)))
+    done = machine.serve()
+    assert ttft(done["r0"]) == pytest.approx(0.140, rel=0.01)
+    assert ttft(done["r1"]) == pytest.approx(0.280, rel=0.01)
+    machine = Clocked(slo(), SLOW, **LARGE)
+    machine.at(*(ask(f"r{i}", 20, 1, slo=CHAT) for i in range(4)))
+    machine.serve()
+    assert len(machine.steps) == 1
+
+
 def test_prefill_goes_on_even_if_the_streams_want_more_than_the_machine_has() -> None:
     machine = Clocked(slo(), SLOW, **LARGE)
     machine.at(*(ask(f"stream{i}", 4, 300, slo=Slo(tpot=0.001)) for i in range(8)))
