@@ -184,6 +184,8 @@ def foresee(scheduler: Scheduler, token: int) -> Stretch | None:
         return None
     if not isinstance(scheduler.drafter, NoDrafter) or scheduler.witness is not unwatched:
         return None
+    if not _plain(seqs[-1], token):  # most often it is the latest whose prompt is being read
+        return None
     bar = _barred(scheduler) if roster.num_waiting else None
     if roster.num_waiting and not (bar and bar.holds(scheduler.blocks.num_available, 0)):
         return None
@@ -217,8 +219,9 @@ def _barred(scheduler: Scheduler) -> _Bar | None:
     if not policy.admits(first, Occupancy(rows, capacity.max_rows, roster.seats, roster.opened)):
         return _Bar(Wait.GROUP)
     reserve, size = scheduler.reserve, scheduler.blocks.block_size
+    need, most = scheduler.blocks.blocks_for(len(first.tokens)), reserve.most_growth(rows, size)
+    if scheduler.blocks.num_available - need >= most:
+        return None
     # With each step all that run have a token less to write; a little more, for the sums round.
     kept = reserve.growth(roster.running, size) - 1e-6
-    fade = reserve.rho * rows / size
-    need = scheduler.blocks.blocks_for(len(first.tokens))
-    return _Bar(Wait.BLOCKS, need, min(kept, reserve.most_growth(rows, size)), fade)
+    return _Bar(Wait.BLOCKS, need, min(kept, most), reserve.rho * rows / size)

@@ -108,7 +108,13 @@ class SimulatedExecutor:
         if not self._pending:
             raise EngineError("no batch is outstanding")
         batch, started, finished = self._pending.pop(0)
-        rows = {seq_id: _result(wants) for seq_id, _, _, _, wants in batch.rows}
+        rows = {}
+        for seq_id, _, _, _, wants in batch.rows:
+            # What most rows are: one that wants its next token, and nothing about it.
+            if len(wants) == 1 and (spec := wants[0][1]) is not None and spec[0].logprobs is None:
+                rows[seq_id] = _SAMPLED
+            else:
+                rows[seq_id] = _result(wants)
         return StepResult(batch.step, rows, started, finished)
 
 
@@ -121,9 +127,6 @@ def decoding_of(seconds: Durations) -> Decoding | None:
 def _result(wants: tuple[Want, ...]) -> RowResult:
     if not wants:
         return _NOTHING
-    spec = wants[0][1]
-    if spec is not None and len(wants) == 1 and spec[0].logprobs is None:
-        return _SAMPLED
     sampled = [want.sample for want in wants if want.sample is not None]
     scored = [want.target for want in wants if want.target is not None]
     logprobs = tuple(TokenLogprob(TOKEN, 0.0) for s in sampled if s.params.logprobs is not None)

@@ -139,7 +139,7 @@ class Replica:
         self.prompt_tokens = 0  # of requests that have no first token yet
         self.requests = 0
         self.gaps = array("d")
-        self._waits: dict[str, int] = {}
+        self.waits: dict[str, int] = {}  # tokens of prompts, of requests without a first token
 
     def _learn(self) -> None:
         """Probe the machine as a server does when it starts; virtual time stands still."""
@@ -154,13 +154,13 @@ class Replica:
         if self.gate is not None:
             request = self.gate.judge(request, now)
         self.engine.add(request)
-        self._waits[request.id] = len(request.prompt)
+        self.waits[request.id] = len(request.prompt)
         self.prompt_tokens += len(request.prompt)
         self.requests += 1
 
     def started(self, request_id: str) -> None:
         """Its first token is there."""
-        self.prompt_tokens -= self._waits.pop(request_id, 0)
+        self.prompt_tokens -= self.waits.pop(request_id, 0)
 
     def ended(self, request_id: str) -> None:
         self.started(request_id)
@@ -316,17 +316,21 @@ class Fleet:
             self._pump(replica, self._now)
 
     def _step(self, replica: Replica) -> None:
-        now, last = self._now, self._last
+        now = self._now
         replica.executor.now = now
-        for event in replica.engine.drain(now):
-            if event.tokens:
-                name = event.request_id
-                before = last.get(name)
-                last[name] = now
-                if before is None:
-                    replica.started(name)
-                elif self._keep_gaps:
-                    replica.gaps.append(now - before)
+        events = replica.engine.drain(now)
+        if replica.waits:
+            for event in events:
+                if event.tokens and event.request_id in replica.waits:
+                    replica.started(event.request_id)
+        if self._keep_gaps:
+            last, gaps = self._last, replica.gaps
+            for event in events:
+                if event.tokens:
+                    name = event.request_id
+                    if name in last:
+                        gaps.append(now - last[name])
+                    last[name] = now
         if replica.scheduler.stats.timings:
             self._ended(replica)
         if replica.engine.num_outstanding:
