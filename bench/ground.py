@@ -40,7 +40,8 @@ from octavo.sim.workload import Workload, read
 
 SAMPLE = Path(__file__).parent / "data/azure_conv_sample.csv.gz"
 SCALE = 1 / 8  # of prompts and outputs: a small model on few cores
-STRIDE = 331  # requests of the sample between the beginnings of two seeds
+STRIDE = 613  # requests of the sample between the beginnings of two seeds
+LEARNED = 20.0  # seconds of arrivals, under each of three policies, that models learn from
 ALONE = 9  # times that one request runs alone
 TTFT, TPOT = 10.0, 5.0  # deadlines, in multiples of what a request takes alone
 ADMISSION = "+admission"
@@ -111,10 +112,13 @@ class OutOfTime(Exception):
 
 
 class Ground:
-    """budget: seconds of real runs before `OutOfTime`; seconds: of arrivals in a run."""
+    """budget: seconds of real runs before `OutOfTime`; seconds: of arrivals in a run; probe: in one
+    that only asks whether a rate is held."""
 
-    def __init__(self, model: str, ledger: Ledger, seconds: float, budget: float) -> None:
-        self.name, self.ledger, self.seconds = model, ledger, seconds
+    def __init__(
+        self, model: str, ledger: Ledger, seconds: float, budget: float, probe: float = 60.0
+    ) -> None:
+        self.name, self.ledger, self.seconds, self.probe = model, ledger, seconds, probe
         self._end = time.monotonic() + budget
         self.sample = owned(read(SAMPLE).lengths(SCALE))
         self._fitted: StepModel | None = None
@@ -122,10 +126,10 @@ class Ground:
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    def load(self, rate: float, seed: int) -> Workload:
+    def load(self, rate: float, seed: int, seconds: float | None = None) -> Workload:
         """Consecutive requests of the sample, from another place for each seed, their gaps
         stretched to `rate` on average."""
-        items, count = self.sample.items, max(2, round(rate * self.seconds))
+        items, count = self.sample.items, max(2, round(rate * (seconds or self.seconds)))
         first = seed * STRIDE % max(1, len(items) - count - 1)
         return self.sample.window(items[first].at, items[first + count].at).at_rate(rate)
 
@@ -190,7 +194,7 @@ class Ground:
         def make() -> Cell:
             rows: list[list[float]] = []
             prior = self.assembly.engine.scheduler.model.prior
-            visits = visits_of(self.load(rate, seed), Slo(ttft=1.0, tpot=0.03))
+            visits = visits_of(self.load(rate, seed, LEARNED), Slo(ttft=1.0, tpot=0.03))
             for policy, chunk in (("slo", None), ("fcfs", 64), ("fcfs", None)):
                 model = StepModel(prior)
                 setting = Setting(policy, POLICIES[policy], tokens=chunk, model=lambda m=model: m)
@@ -219,18 +223,19 @@ class Ground:
         return copy.deepcopy(self._fitted)
 
     def real(
-        self, who: Contestant, rate: float, seed: int, repeat: int = 0, *, anyway: int = 0
-    ) -> Cell:
+        self, who: Contestant, rate: float, seed: int, repeat: int = 0, *, anyway: int = 0,
+        seconds: float | None = None,
+    ) -> Cell:  # fmt: skip
         """One run on the real engine. anyway: of those that would be refused every so many-th is
-        let in all the same, to see what becomes of it."""
+        let in all the same, to see what becomes of it. seconds: of arrivals, if not as always."""
         key = {
             "run": who.name, "rate": round(rate, 3), "seed": seed, "repeat": repeat,
-            "seconds": self.seconds, "anyway": anyway,
+            "seconds": seconds or self.seconds, "anyway": anyway,
         }  # fmt: skip
 
         def make() -> Cell:
             self.say(f"  {who.name} at {rate:.2f}/s, seed {seed}, repeat {repeat}")
-            visits = visits_of(self.load(rate, seed), self.slo)
+            visits = visits_of(self.load(rate, seed, seconds), self.slo)
             return self.play(who, visits, anyway)
 
         return self.measured(key, make)
@@ -298,7 +303,7 @@ class Ground:
 
     def simulated(
         self, who: Contestant, rate: float, seed: int, noise: float = 0.0,
-        machine: Paced | None = None,
+        machine: Paced | None = None, seconds: float | None = None,
     ) -> Cell:  # fmt: skip
         spec = self.spec(who, noise)
         if machine is not None:
@@ -306,7 +311,7 @@ class Ground:
         fleet = Fleet([spec], seed=seed, prefix_caching=False)
         if machine is not None:
             machine.executor = fleet.replicas[0].executor
-        run = self.simulate(fleet, self.load(rate, seed))
+        run = self.simulate(fleet, self.load(rate, seed, seconds))
         return simulated_summary(run, self.slo)
 
     def simulate(self, fleet: Fleet, load: Workload) -> SimRun:
@@ -314,10 +319,12 @@ class Ground:
         return fleet.run(load, lambda _: {"slo": slo})
 
     def knee(self, who: Contestant, share: float, seeds: list[int], low: float = 1.0) -> float:
-        """The highest rate at which so many are in time in the simulator, to 2 %."""
+        """The highest rate at which so many are in time in the simulator, to 2 %; as long as a
+        probe on the engine."""
 
         def holds(rate: float) -> bool:
-            found = [self.simulated(who, rate, seed)["attainment"] for seed in seeds]
+            runs = [self.simulated(who, rate, seed, seconds=self.probe) for seed in seeds]
+            found = [run["attainment"] for run in runs]
             return float(np.mean(found)) >= share
 
         high = low

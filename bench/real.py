@@ -12,7 +12,8 @@ in the run queue.
 steptime    the same shapes again and again (what no model can beat), and the model beside it
 search      the best fixed setting of fcfs in the simulator (no real run, but for the first)
 goodput     the best fixed setting of fcfs, searched in the simulator and then on the engine; its
-            knee (90 % in time); at 1.4 times the knee fcfs and slo with admission, in turn
+            knee (90 % in time, runs of 60 s); at 1.4 times the knee fcfs and slo with admission, in
+            turn, for 120 s each (--seconds): what fcfs cannot do is then a queue that grows
 admission   of goodput's runs: promises kept, forecasts of first tokens, false refusals
 fidelity    the simulator beside the engine at 0.5 and 0.9 of the knee
 replayed    every run that is kept, simulated at its own speed
@@ -50,7 +51,7 @@ VICTIM = 0.25  # of the knee: what the tenant asks that another floods
 CHUNKS, ROWS = (16, 32, 64, 128, 512), (4, 16, 64)  # of fcfs, searched
 BEST = 2  # settings of fcfs that are tried on the engine
 SLO = Contestant("slo+admission")
-LADDER = (0.8, 0.95, 1.1, 1.25, 1.4)  # of the simulator's knee
+SHARP, STRIDE = 1.04, 1.15  # how near the knee is to be found, and how it is looked for
 # Rows (start, tokens, wants): the shapes whose times are taken again and again.
 SHAPES = {
     "1 decode": [(128, 1, 1)],
@@ -169,7 +170,8 @@ def candidates(ground: Ground) -> list[tuple[float, Contestant]]:
                 ground.say(f"  {who.name}: {found[-1][0]:.2f}/s in the simulator")
         return {"knees": sorted(found, reverse=True)}
 
-    key = {"model": ground.name, "simulated": "knees", "slo": str(ground.slo)}
+    key = {"model": ground.name, "simulated": "knees", "slo": str(ground.slo),
+           "seconds": ground.probe}  # fmt: skip
     cell = ground.ledger.get(key, find)
     best: dict[int, tuple[float, Contestant]] = {}
     for knee, chunk, rows in cell["knees"]:
@@ -193,22 +195,23 @@ def knee_of(
     rows: list[list[str]] = []
 
     def holds(who: Contestant, rate: float) -> bool:
-        one = ground.real(who, rate, seed=0)
+        one = ground.real(who, rate, seed=0, seconds=ground.probe)
         rows.append([who.name, f"{rate:.2f}", f"{one['attainment']:.1%}", f"{one['goodput']:.2f}",
                      f"{one['queue_delay_s']:.2f}"])  # fmt: skip
         return bool(one["attainment"] >= HELD)
 
     for guess, who in tried:
-        held, lost = 0.0, 0.0
-        for times in LADDER:
-            rate = round(times * guess, 2)
-            if not holds(who, rate):
+        held = lost = 0.0
+        rate = round(max(guess, SHARP * best), 2)
+        while not (held and lost) or lost > SHARP * held:
+            if holds(who, rate):
+                held = rate
+            else:
                 lost = rate
-                break
-            held = rate
-        while lost > max(1.04 * held, best):  # to 4 %, where it may be the best
-            middle = round((held + lost) / 2, 2)
-            held, lost = (middle, lost) if holds(who, middle) else (held, middle)
+            if lost and lost <= SHARP * best:
+                break  # it is not the best
+            rate = (held + lost) / 2 if held and lost else held * STRIDE or lost / STRIDE
+            rate = round(rate, 2)
         best = max(best, held)
     return best, [who for _, who in tried], rows
 
@@ -526,7 +529,8 @@ def main() -> None:
     )
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--seconds", type=float, default=20.0, help="Of arrivals in a run.")
+    parser.add_argument("--seconds", type=float, default=120.0, help="Of arrivals in a run.")
+    parser.add_argument("--probe", type=float, default=60.0, help="The same, looking for a knee.")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3, help="Of a real run, for fidelity.")
     parser.add_argument("--knee", type=float, help="Requests a second; skips the search for it.")
@@ -536,7 +540,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench/out/real.jsonl"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    ground = Ground(args.model, Ledger(args.out), args.seconds, args.budget)
+    ground = Ground(args.model, Ledger(args.out), args.seconds, args.budget, args.probe)
     try:
         values, tables = COMMANDS[args.command](ground, args)
     except OutOfTime as error:
