@@ -301,14 +301,12 @@ class Admission:
         """When all of it is computed, behind those of the `line` that are due sooner; where not all
         goes by deadlines it is the policy that knows."""
         tenant, tokens, work, due = newcomer
-        before, behind = 0.0, 0.0
+        total = sum([seconds for _, seconds in line or ()])
         if line is None or not self._scheduler.policy.by_deadline:
-            before, line = self._scheduler.seconds_ahead(due, tenant, work), None
-        for when, seconds in line or ():
-            if when <= due:
-                before += seconds
-            else:
-                behind += seconds
+            before = self._scheduler.seconds_ahead(due, tenant, work)
+        else:
+            before = sum([seconds for when, seconds in line if when <= due])
+        behind = max(0.0, total - before)
         ahead = steps.seconds(before + work, behind)
         # Rows and blocks come free while others are computed.
         if wait := self._wait_for_room(tokens, steps):
