@@ -331,7 +331,8 @@ Examples:
               help="Take capacity and durations from a recorded server.")  # fmt: skip
 @click.option("--operators", metavar="PREFIX",
               help="Durations of measured operators, from PREFIX.dense.csv, "
-              "PREFIX.per_sequence.csv and PREFIX.attention.csv.")  # fmt: skip
+              "PREFIX.per_sequence.csv, PREFIX.attention.csv and, if it is there, "
+              "PREFIX.skew_fit.csv.")  # fmt: skip
 @click.option("--check", is_flag=True,
               help="TRACE is a recording: does the scheduler decide the same again?")  # fmt: skip
 @click.option("--noise", default=0.0, callback=_share, show_default=True,

@@ -3,14 +3,17 @@
 The profile has the layout of LLMServingSim's (MIT): `dense` (microseconds of each layer's products
 and norms by tokens), `per_sequence` (head and sampler by sequences) and `attention` on a grid of
 (prefill chunk, its history, decodes, their mean context). Between grid points time is taken as
-linear; a step with several prompts pays for each of them.
+linear; a step with several prompts pays for each of them. Contexts that differ cost more than as
+many that are all the mean, for the last block of threads works alone on the longest: where the
+profile has measured that (`skew_fit`), it counts.
 """
 
 from __future__ import annotations
 
 import csv
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
+from math import inf
 from pathlib import Path
 
 from octavo.core.batch import Batch
@@ -76,12 +79,35 @@ class Grid:
         return below(*rest) if isinstance(below, Grid) else below
 
 
-class OperatorTable:
-    """Durations of batches of one model on one device.
+class Skew:
+    """How far the longest context counts beyond the mean (LLMServingSim's alpha, measured with its
+    profiles): attention takes t(mean) + alpha (t(longest) - t(mean)).
 
-    skew: how far the longest context counts beyond the mean (LLMServingSim's alpha, part of its
-    profiles): attention takes t(mean) + skew (t(longest) - t(mean)).
+    By the prompt's chunk, decodes, (mean - shortest) / (longest - shortest), the longest, and the
+    prompt's history, each in a bucket; 0 where nothing was measured. It depends on how many blocks
+    of threads there are for each multiprocessor, so on a device with more of them (`wider` times
+    as many) it is that of fewer decodes.
     """
+
+    def __init__(self, alphas: Mapping[tuple[float, ...], float], wider: float = 1.0) -> None:
+        self._alphas = alphas
+        self._bounds = [sorted(set(bounds)) for bounds in zip(*alphas, strict=True)]
+        self._wider = wider
+
+    def __call__(self, chunk: int, history: int, ends: list[int], mean: float) -> float:
+        shortest, longest = min(ends), max(ends)
+        if longest == shortest:
+            return 0.0
+        share = (mean - shortest) / (longest - shortest)
+        at = (chunk, len(ends) / self._wider, share, longest, history)
+        # Chunks are points that were measured, of which the next one stands for those below it.
+        places = [bisect_left(bounds, x) for bounds, x in zip(self._bounds, at, strict=True)]
+        found = [b[min(i, len(b) - 1)] for b, i in zip(self._bounds, places, strict=True)]
+        return self._alphas.get(tuple(found), 0.0)
+
+
+class OperatorTable:
+    """Durations of batches of one model on one device; skew: see there."""
 
     def __init__(
         self,
@@ -89,7 +115,7 @@ class OperatorTable:
         dense: Mapping[str, Curve],
         per_sequence: Mapping[str, Curve],
         attention: Grid,
-        skew: float = 0.0,
+        skew: Skew | None = None,
     ) -> None:
         missing = {*PER_LAYER, *ONCE} - dense.keys()
         if missing:
@@ -116,9 +142,11 @@ class OperatorTable:
         mean = sum(ends) / decodes if decodes else 0.0
         first = chunks[0] if chunks else (0, 0)
         attention = self._attention(*first, decodes, mean)
-        if self._skew and decodes > 1:
-            most = self._attention(*first, decodes, max(ends))
-            attention += self._skew * (most - attention)
+        if self._skew is not None and decodes > 1:
+            alpha = self._skew(*first, ends, mean)
+            if alpha:
+                most = self._attention(*first, decodes, max(ends))
+                attention += max(0.0, alpha * (most - attention))
         attention += sum([self._attention(n, start, 0, 0) for n, start in chunks[1:]])
         return self._products(tokens) + self._layers * attention + self._heads(max(1, outputs))
 
@@ -138,11 +166,14 @@ class OperatorTable:
         return found
 
 
-def read_operators(prefix: str | Path, layers: int, skew: float = 0.0) -> OperatorTable:
-    """From `PREFIX.dense.csv`, `PREFIX.per_sequence.csv` and `PREFIX.attention.csv`.
+def read_operators(prefix: str | Path, layers: int, skew: Skew | None = None) -> OperatorTable:
+    """From `PREFIX.dense.csv`, `PREFIX.per_sequence.csv` and `PREFIX.attention.csv`; where no skew
+    is given from `PREFIX.skew_fit.csv` too, if that is there.
 
     Raises BadFile naming the file.
     """
+    if skew is None and Path(f"{prefix}.skew_fit.csv").exists():
+        skew = read_skew(prefix)
     dense = _curves(Path(f"{prefix}.dense.csv"), "tokens")
     sequences = _curves(Path(f"{prefix}.per_sequence.csv"), "sequences")
     path = Path(f"{prefix}.attention.csv")
@@ -161,6 +192,31 @@ def read_operators(prefix: str | Path, layers: int, skew: float = 0.0) -> Operat
     if not points:
         raise BadFile(f"{path}: no measurement in it")
     return OperatorTable(layers, dense, sequences, Grid(points), skew)
+
+
+def read_skew(prefix: str | Path, wider: float = 1.0) -> Skew:
+    """From `PREFIX.skew_fit.csv`. Raises BadFile naming the file."""
+    path = Path(f"{prefix}.skew_fit.csv")
+    names = ("n_label", "skew_rate_label", "kv_big_label", "kp_label")
+    try:
+        alphas = {
+            (float(row["pc"]), *(_bound(row[name]) for name in names)): float(row["alpha"])
+            for row in _rows(path)
+        }
+    except (KeyError, ValueError) as error:
+        raise BadFile(f"{path}: {error}") from None
+    if not alphas:
+        raise BadFile(f"{path}: no measurement in it")
+    return Skew(alphas, wider)
+
+
+def _bound(label: str) -> float:
+    """The most that belongs to a bucket: kvB<=4k, sr<=15%, kp=0, n>256 (no bound)."""
+    if ">" in label:
+        return inf
+    number = label.partition("=")[2]
+    unit = {"k": 1024.0, "%": 0.01}.get(number[-1:], 1.0)
+    return float(number.rstrip("k%")) * unit
 
 
 def _rows(path: Path) -> Iterable[dict[str, str]]:

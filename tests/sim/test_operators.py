@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 from octavo.core.batch import Batch, Row, SampleSpec, Want
 from octavo.core.request import SamplingParams
 from octavo.errors import BadFile
-from octavo.sim.operators import ONCE, PER_LAYER, Curve, Grid, read_operators
+from octavo.sim.operators import ONCE, PER_LAYER, Curve, Grid, Skew, read_operators
 
 
 def test_a_curve_is_linear_between_and_beyond() -> None:
@@ -71,9 +72,41 @@ def test_decodes_take_what_their_batch_takes_to_the_last_bit(tmp_path: Path) -> 
     want = (Want(0, SampleSpec(SamplingParams(), 0, 0)),)
     rows = (Row(i, e - 1, array("i", [1]), array("i"), want) for i, e in enumerate(ends))
     batch, steps = Batch(1, tuple(rows)), SimpleNamespace(ends=ends)
-    for skew in (0.0, 0.3):
+    for skew in (None, Skew({(0.0, inf, inf, inf, 0.0): 0.3})):
         table = read_operators(profile(tmp_path), 2, skew)
         assert table.decoding(steps) == table(batch)  # type: ignore[arg-type]
+
+
+def test_contexts_that_differ_cost_what_was_measured_of_it(tmp_path: Path) -> None:
+    prefix = profile(tmp_path)
+    ends = [16, 16, 16, 40]
+    want = (Want(0, SampleSpec(SamplingParams(), 0, 0)),)
+    rows = tuple(Row(i, e - 1, array("i", [1]), array("i"), want) for i, e in enumerate(ends))
+    plain = read_operators(prefix, 2)(Batch(1, rows))
+    # The decodes' attention takes decodes x context microseconds in each of two layers.
+    gap = 2 * 4 * (40 - sum(ends) / 4) * 1e-6
+    (tmp_path / "p.skew_fit.csv").write_text(
+        "pc,n_label,skew_rate_label,kv_big_label,kp_label,alpha,n_samples\n"
+        "0,n<=4,sr<=40%,kvB<=1k,kp=0,0.25,9\n0,n<=4,sr>40%,kvB<=1k,kp=0,0.75,9\n"
+        "0,n<=8,sr<=40%,kvB<=1k,kp=0,-0.5,9\n64,n<=4,sr<=40%,kvB<=1k,kp<=2k,0.9,9\n"
+    )
+    assert read_operators(prefix, 2)(Batch(1, rows)) == pytest.approx(plain + 0.25 * gap)
+
+
+def test_skew_is_looked_up_by_bucket_and_by_decodes_for_each_multiprocessor() -> None:
+    alphas = {
+        (0.0, 4.0, 0.4, 1024.0, 0.0): 0.1, (0.0, 8.0, 0.4, 1024.0, 0.0): 0.2,
+        (0.0, 4.0, inf, 1024.0, 0.0): 0.3, (32.0, 4.0, 0.4, 1024.0, 512.0): 0.4,
+    }  # fmt: skip
+    skew, wider = Skew(alphas), Skew(alphas, 1.5)
+    few, many = [16, 16, 16, 40], [16] * 5 + [40]
+    assert skew(0, 0, few, 22.0) == 0.1
+    assert skew(0, 0, many, 20.0) == 0.2
+    assert wider(0, 0, many, 20.0) == 0.1
+    assert skew(0, 0, [16, 40, 40, 40], 34.0) == 0.3
+    assert skew(20, 512, few, 22.0) == 0.4
+    assert skew(20, 512, many, 20.0) == 0.0  # not measured
+    assert skew(0, 0, [16] * 4, 16.0) == 0.0
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
