@@ -34,6 +34,10 @@ FOLLOW = 0.05
 SOON = 0.75  # of those that wait or come: what decodes, in the mean, while one waits for its turn
 LEAST_SHARE = 0.05  # of the steps' time that prefill has in any case
 
+# A NamedTuple without the detour over its own __new__: between two steps the caches are cold, and
+# each function more that a decision comes by is fetched from memory.
+_new = tuple.__new__
+
 _Need = tuple[int, int]  # tokens of a prompt that must be computed, behind so many that are cached
 
 
@@ -244,10 +248,11 @@ class Admission:
         placed: it has come back to a place that was kept for it."""
         slo, line = request.slo, self._scheduler.backlog()
         due = inf if slo.ttft is None else request.arrival + slo.ttft
-        newcomer = _Newcomer(request.tenant, need[0], self._work(*need), due)
+        work = self._scheduler.model.prefilling(need[1], need[0])
+        newcomer = _new(_Newcomer, (request.tenant, need[0], work, due))
         steps = self._steps(now, request.params.n, len(request.prompt))
         ttft = self._ttft(newcomer, steps, line)
-        forecast = Forecast(ttft - request.arrival, steps.tpot)
+        forecast = _new(Forecast, (ttft - request.arrival, steps.tpot))
         if not slo:
             return forecast, None
         why = self._broken(request, forecast, steps.load)
@@ -256,7 +261,7 @@ class Admission:
             if places or line:
                 why = self._squeezed(newcomer, steps, line or [], places)
         if why is None:
-            self._scheduler.expected[request.id] = (due, newcomer.work)
+            self._scheduler.expected[request.id] = (due, work)
         return forecast, why
 
     def _broken(self, request: Request, forecast: Forecast, load: Load) -> str | None:
@@ -301,15 +306,20 @@ class Admission:
         """When all of it is computed, behind those of the `line` that are due sooner; where not all
         goes by deadlines it is the policy that knows."""
         tenant, tokens, work, due = newcomer
-        total = sum([seconds for _, seconds in line or ()])
+        before = total = 0.0
+        for when, seconds in line or ():
+            total += seconds
+            if when <= due:
+                before += seconds
         if line is None or not self._scheduler.policy.by_deadline:
             before = self._scheduler.seconds_ahead(due, tenant, work)
-        else:
-            before = sum([seconds for when, seconds in line if when <= due])
-        behind = max(0.0, total - before)
-        ahead = steps.seconds(before + work, behind)
+        ahead = steps.seconds(before + work, max(0.0, total - before))
         # Rows and blocks come free while others are computed.
-        if wait := self._wait_for_room(tokens, steps):
+        load, capacity = steps.load, self._scheduler.capacity
+        rows = load.running + steps.coming - capacity.max_rows
+        lack = tokens // capacity.block_size + 1 - load.available
+        if (rows > 0 or lack > 0) and load.running:
+            wait = self._wait_for_room(rows, lack, steps)
             ahead = max(ahead, wait + work + ceil(work / steps.prefill) * steps.besides)
         return steps.load.start + ahead
 
@@ -321,7 +331,7 @@ class Admission:
         model, load = scheduler.model, scheduler.load(now)
         coming = load.waiting + len(scheduler.expected) + rows
         tpot = model.gap + scheduler.decode_seconds(coming, rows, context)
-        fixed = model.coefficients.fixed
+        fixed = model.per_step
         decodes = scheduler.decode_seconds(int(SOON * coming)) if load.running else fixed
         base = model.gap + decodes
         length = min(load.tightest, MOST)
@@ -331,7 +341,7 @@ class Admission:
         slack = min(SPEND * (load.due - load.start), MOST)
         first = max(slack / model.gamma - base, prefill)
         ending = FINISHED * fixed / model.gamma - base
-        return _Steps(load, coming, first, prefill, ending, base, tpot)
+        return _new(_Steps, (load, coming, first, prefill, ending, base, tpot))
 
     def _squeezed(
         self,
@@ -364,18 +374,11 @@ class Admission:
                 return "others that wait, and were promised theirs, would come too late"
         return None
 
-    def _wait_for_room(self, count: int, steps: _Steps) -> float:
-        """Seconds until there are a row and blocks for it, if there are none now: the running
-        sequences end one after another."""
+    def _wait_for_room(self, rows: int, blocks: int, steps: _Steps) -> float:
+        """Seconds until so many rows and blocks come free, that are wanted and not there: the
+        running sequences end one after another."""
         scheduler, running = self._scheduler, steps.load.running
-        if not running:
-            return 0.0
-        blocks = scheduler.blocks
-        rows = running + steps.coming - scheduler.capacity.max_rows
-        lack = blocks.blocks_for(count + 1) - blocks.num_available
-        if rows <= 0 and lack <= 0:
-            return 0.0
-        ends = max(rows, lack / max(1.0, blocks.num_held / running))
+        ends = max(rows, blocks / max(1.0, scheduler.blocks.num_held / running))
         output = scheduler.reserve.output("", scheduler.max_len)
         # Where all began at once ends are rarer than lengths say.
         each = max(max(1.0, output) * steps.besides / running, scheduler.stats.seconds_per_end)

@@ -80,16 +80,18 @@ class _Plan:
 
 
 class Load(NamedTuple):
-    """What a scheduler has to do, at one moment. running, waiting: sequences. start: when the step
-    that runs is over, most likely. tightest: seconds a token that the most demanding stream was
-    promised, those among them that will be one a step later; inf if none was. promised: the same of
-    all whose prompts were started. Paces that cannot be had are not among them. due: when the first
-    of the streams has the token due that the step after it brings, those that begin with the
-    running one among them; at the soonest (they may have been promised different paces), inf
-    without any. That is late where steps had little to do for a while."""
+    """What a scheduler has to do, at one moment. running, waiting: sequences. available: blocks
+    that a sequence could get. start: when the step that runs is over, most likely. tightest:
+    seconds a token that the most demanding stream was promised, those among them that will be one a
+    step later; inf if none was. promised: the same of all whose prompts were started. Paces that
+    cannot be had are not among them. due: when the first of the streams has the token due that the
+    step after it brings, those that begin with the running one among them; at the soonest (they may
+    have been promised different paces), inf without any. That is late where steps had little to do
+    for a while."""
 
     running: int
     waiting: int
+    available: int
     start: float
     tightest: float
     promised: float
@@ -562,7 +564,8 @@ class Scheduler:
                 if not left:
                     due = min(due, start + seq.pace)
         waiting = self._roster.num_waiting
-        return _new(Load, (running, waiting, start, tightest, promised, due))
+        available = self.blocks.num_available
+        return _new(Load, (running, waiting, available, start, tightest, promised, due))
 
     def decode_seconds(self, more: int = 0, rows: int = 0, context: int = 0) -> float:
         """Predicted seconds of a step in which all that run, and `more` like them, decode; so many

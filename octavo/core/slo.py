@@ -290,7 +290,7 @@ class SlackPace:
         self._asked = True
         model, budget = self._house.model, self._budget
         if step.sampled > step.decodes:  # a prompt ends here
-            budget = min(budget, FINISHED * model.coefficients.fixed)
+            budget = min(budget, FINISHED * model.per_step)
         count = int(model.most_tokens(step, start, budget / model.gamma - model.gap))
         # Once a step, if prefill is owed it or nothing else moves: the least there is.
         if count < GRAIN and not self._granted and (not step.tokens or self._credit >= self._owed):

@@ -357,6 +357,11 @@ class StepModel:
         return fit.pace * (w.fixed + each * total + bend + w.context * context)
 
     @property
+    def per_step(self) -> float:
+        """Seconds that a step with a prompt takes now, whatever is in it."""
+        return self._mixed.pace * self._mixed.solved.fixed
+
+    @property
     def per_token(self) -> float:
         """Seconds that a token of a prompt adds now to steps that run anyway, without attention."""
         fit = self._mixed
