@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policies", default="fair:64,fair-slo,fcfs:64")
     parser.add_argument("--rate", type=float, default=1.45, help="Of the quiet one, a second.")
-    parser.add_argument("--places", type=int, default=6, help="In the trace.")
+    parser.add_argument("--places", type=int, default=10, help="In the trace.")
     parser.add_argument("--seconds", type=float, default=20.0, help="Of arrivals in a run.")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path, default=Path("bench/out/real.jsonl"))

@@ -311,7 +311,7 @@ class FairPace:
         self._order = order
         self._all = pace(house, order)
         self._within = pace(house, order)  # looks at streams of tenants that are within their share
-        self._overdrawn: list[tuple[float, str]] = []
+        self._overdrawn: list[tuple[float, str]] | None = None  # not asked yet in this step
         self._opened: tuple[Collection[Sequence], StepFeatures, float] = ((), StepFeatures(), 0.0)
         self._ignored: list[str] = []  # tenants at whose streams `_within` did not look
 
@@ -325,7 +325,7 @@ class FairPace:
 
     def open(self, decodes: Collection[Sequence], step: StepFeatures, now: float) -> None:
         self._all.open(decodes, step, now)
-        self._overdrawn = self._order.overdrawn()
+        self._overdrawn = None
         self._opened, self._ignored = (decodes, step, now), []
 
     def joins(self, running: int, tenant: str) -> bool:
@@ -334,8 +334,10 @@ class FairPace:
     def room(self, step: StepFeatures, start: int, tenant: str) -> int:
         count = self._all.room(step, start, tenant)
         counter = self._order.counters.get(tenant)
-        if counter is None or not self._overdrawn:
+        if counter is None:
             return count
+        if self._overdrawn is None:
+            self._overdrawn = self._order.overdrawn()
         ignored = [name for other, name in self._overdrawn if other > counter + FAR]
         if not ignored:
             return count
