@@ -161,7 +161,7 @@ struct Q6_K {
 
 // A tile's first row, wherever it lies in its group: rows, then blocks, at constant distances.
 struct View {
-  const int8_t* q;
+  const int8_t *q, *high;
   const uint8_t* wide;
   const float* d;
   const float* s;
@@ -181,7 +181,7 @@ OCTAVO_INLINE T* plane_at(T* plane, const Acts& a, int64_t row, int64_t per_bloc
 OCTAVO_INLINE View view(const Acts& a, int64_t row, Offset offset) {
   View v = {};
   v.q = plane_at(a.q, a, row, 32);
-  if (a.needs & ACT_PAIR) v.q += row / a.group * a.blocks * a.group * 32;  // the high bytes
+  v.high = plane_at(a.high, a, row, 32);
   v.wide = plane_at(a.wide, a, row, 1);
   v.d = plane_at(a.d, a, row, 1);
   v.s = plane_at(a.s, a, row, 1);
@@ -245,9 +245,9 @@ OCTAVO_INLINE F times(const Levels& x, const float* scale) {
 // gain nothing.)
 template <bool PAIRS>
 OCTAVO_INLINE void fetch_row(const View& a, int64_t b) {
-  constexpr int64_t blocks = PAIRS ? 2 : 4;  // of 32 or 64 bytes
-  if (a.blocks > 64 && (PAIRS || b % 2 == 0))
-    prefetch(a.q + (b + blocks) * a.group * (PAIRS ? 64 : 32));
+  if (a.blocks <= 64 || b % 2 != 0) return;
+  prefetch(a.q + (b + 4) * a.group * 32);
+  if (PAIRS) prefetch(a.high + (b + 4) * a.group * 32);
 }
 
 // One chain of integer products for each of up to 4 rows.
@@ -322,8 +322,9 @@ OCTAVO_INLINE F add_product(F f, I sum, F d, const Levels* levels, const float* 
 template <class T, int R, Form FORM>
 OCTAVO_INLINE void quant_rows(const Block& x, const Levels* levels, const View& a, int64_t b,
                               int64_t r0, F* f) {
-  const int8_t* q = a.q + (b * a.group * (FORM == PAIR ? 2 : 1) + r0) * 32;
-  const int8_t* high = q + a.group * 32;
+  const int64_t at = (b * a.group + r0) * 32;
+  const int8_t* q = a.q + at;
+  const int8_t* high = FORM == PAIR ? a.high + at : nullptr;
   const uint8_t* wide = FORM == PAIR ? a.wide + b * a.group + r0 : nullptr;
   const float* d = a.d + b * a.group + r0;
   const float* s = a.s + b * a.group + r0;
@@ -452,8 +453,17 @@ struct Ready {
   float d[16], other[16];  // other: d2 or m
 };
 
-// Blocks unpacked at once, which stay in L1; the sums of a tile rest in `out` in between.
-constexpr int64_t READY_BLOCKS = 32;
+// A tile of rows passes by so many blocks of so many unpacked panels: its activations stay in L1, and
+// the branch predictor knows them from panel to panel. Its sums rest in `out` in between.
+constexpr int64_t READY_BLOCKS = 32, READY_PANELS = 8;
+
+// Blocks b..b + count of a panel, unpacked; and what is fetched from memory into L2 meanwhile: a
+// line for each block.
+struct ReadyRun {
+  const Ready* w;
+  int64_t b, count;
+  const uint8_t* ahead;
+};
 
 // What is left of a type once it is unpacked: types alike share their code.
 template <bool HAS_MIN, Offset OFFSET, bool ANY_BYTE>
@@ -484,23 +494,26 @@ void make_ready(const uint8_t* panel, int64_t blocks, int64_t b0, int64_t b1, Re
   }
 }
 
-// Adds `count` blocks to a full tile of sums, or begins them.
+// Adds a run to a full tile of sums, or begins them.
 template <class T, Form FORM>
-void ready_tile(const Ready* w, int64_t count, const View& a, int64_t b, float* out, int64_t ld) {
+void ready_tile(ReadyRun run, View a, float* out, int64_t ld) {
   constexpr int R = kTileRows;
+  a.group = MAX_GROUP;  // of so many rows it is; as a constant it leaves registers free
   F f[R];
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) f[r] = b == 0 ? zero_f() : load(out + r * ld);
+  for (int r = 0; r < R; ++r) f[r] = run.b == 0 ? zero_f() : load(out + r * ld);
   F scales = zero_f();
 #pragma GCC unroll 1
-  for (const int64_t end = b + count; b < end; ++b, ++w) {
+  for (int64_t i = 0; i < run.count; ++i) {
+    const Ready& w = run.w[i];
     Block x;
 #pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) x.w[j] = held(load_b(w->w[j]));
-    x.d = load(w->d);
-    x.m = x.d2 = load(w->other);
-    quant_block<T, R, FORM>(x, a, b, f);
-    if constexpr (has_levels<T, R, FORM>) scales = add_scales<R>(scales, a, b);
+    for (int j = 0; j < 8; ++j) x.w[j] = held(load_b(w.w[j]));
+    x.d = load(w.d);
+    x.m = x.d2 = load(w.other);
+    prefetch_l2(run.ahead + 64 * i);
+    quant_block<T, R, FORM>(x, a, run.b + i, f);
+    if constexpr (has_levels<T, R, FORM>) scales = add_scales<R>(scales, a, run.b + i);
   }
   store_tile<R>(f, scales, out, ld);
 }
@@ -640,10 +653,18 @@ struct Job {
   int64_t ld;
 };
 
+// Panels one after the other.
+struct Panels {
+  const uint8_t* first;
+  int64_t bytes, count;
+  const uint8_t* at(int64_t p) const { return first + p * bytes; }
+};
+
 template <class T, Form FORM>
 struct QuantKernel {
   static constexpr Offset kOffset = T::kOffset;
-  static constexpr int64_t kChunk = 1;  // panels that all tiles of rows pass before the next
+  // Panels that all full tiles pass before the next, and that the rows left over do.
+  static constexpr int64_t kChunk = READY_PANELS, kTogether = 1;
   static constexpr int kRows = FORM == HALF && kTileRows > 8 ? 8 : kTileRows;
   template <int R>
   static constexpr int kPanels = 1;
@@ -651,24 +672,32 @@ struct QuantKernel {
   OCTAVO_INLINE void run(const Job& j, const uint8_t* panel) {
     quant_tile<T, R, FORM>(panel, j.a, j.out, j.ld);
   }
-  // The full tiles of rows row0..row1 of one panel, if it pays; returns the first row left over.
-  static int64_t run_full_tiles(const uint8_t* panel, const Acts& acts, int64_t row0,
-                                int64_t row1, float* out, int64_t ld) {
+  // The full tiles of rows row0..row1 of at most kChunk panels, if it pays; returns the first row
+  // left over.
+  static int64_t run_full_tiles(const Panels& panels, const Acts& acts, int64_t row0, int64_t row1,
+                                float* out, int64_t ld) {
     if constexpr (FORM == HALF) {
       return row0;
     } else {
       if (row1 - row0 < 2 * kTileRows) return row0;
-      if (acts.group % kTileRows != 0 || row0 % kTileRows != 0) return row0;
-      const int64_t end = row0 + (row1 - row0) / kTileRows * kTileRows;
-      Ready ready[READY_BLOCKS];
+      if (acts.group != MAX_GROUP || row0 % kTileRows != 0) return row0;
+      const int64_t tiles = (row1 - row0) / kTileRows;
+      Ready ready[kChunk][READY_BLOCKS];
       for (int64_t b = 0; b < acts.blocks; b += READY_BLOCKS) {
         const int64_t count = READY_BLOCKS < acts.blocks - b ? READY_BLOCKS : acts.blocks - b;
-        make_ready<T>(panel, acts.blocks, b, b + count, ready);
-        for (int64_t row = row0; row < end; row += kTileRows)
-          ready_tile<Alike<T>, FORM>(ready, count, view(acts, row, T::kOffset), b,
-                                     out + (row - row0) * ld, ld);
+        for (int64_t p = 0; p < panels.count; ++p)
+          make_ready<T>(panels.at(p), acts.blocks, b, b + count, ready[p]);
+        // What is unpacked next: these panels' next blocks, or the panels behind them.
+        const bool more = b + count < acts.blocks;
+        const int64_t next =
+            more ? (b + count) / T::kBlocks * T::kUnit : panels.count * panels.bytes;
+        for (int64_t t = 0; t < tiles; ++t)
+          for (int64_t p = 0; p < panels.count; ++p)
+            ready_tile<Alike<T>, FORM>({ready[p], b, count, panels.at(p) + next + t * count * 64},
+                                       view(acts, row0 + t * kTileRows, T::kOffset),
+                                       out + t * kTileRows * ld + 16 * p, ld);
       }
-      return end;
+      return row0 + tiles * kTileRows;
     }
   }
 };
@@ -676,11 +705,11 @@ struct QuantKernel {
 template <class T>
 struct FloatKernel {
   static constexpr Offset kOffset = NONE;
-  static constexpr int64_t kChunk = 4;
+  static constexpr int64_t kChunk = 4, kTogether = 4;
   static constexpr int kRows = kTileRows < 8 ? kTileRows : 8;
   template <int R>
   static constexpr int kPanels = panels_at_once<R>;
-  OCTAVO_INLINE int64_t run_full_tiles(const uint8_t*, const Acts&, int64_t row0, int64_t, float*,
+  OCTAVO_INLINE int64_t run_full_tiles(const Panels&, const Acts&, int64_t row0, int64_t, float*,
                                        int64_t) {
     return row0;
   }
@@ -692,11 +721,11 @@ struct FloatKernel {
 
 struct Fp32Kernel {
   static constexpr Offset kOffset = NONE;
-  static constexpr int64_t kChunk = 4;
+  static constexpr int64_t kChunk = 4, kTogether = 4;
   static constexpr int kRows = kTileRows < 8 ? kTileRows : 8;
   template <int R>
   static constexpr int kPanels = panels_at_once<R>;
-  OCTAVO_INLINE int64_t run_full_tiles(const uint8_t*, const Acts&, int64_t row0, int64_t, float*,
+  OCTAVO_INLINE int64_t run_full_tiles(const Panels&, const Acts&, int64_t row0, int64_t, float*,
                                        int64_t) {
     return row0;
   }
@@ -768,11 +797,16 @@ void run(const PackedWeight& w, const Acts& acts, const Range& want, float* out,
       const int64_t count = K::kChunk < want.panel1 - p ? K::kChunk : want.panel1 - p;
       const uint8_t* panel = w.data + p * w.panel_bytes;
       float* at = out + (p - want.panel0) * 16 - want.row0 * ld;
-      int64_t row = K::run_full_tiles(panel, acts, top, end, at + top * ld, ld);
-      for (int64_t n; row < end; row += n) {
-        n = acts.group - row % acts.group;
-        if (n > end - row) n = end - row;
-        n = run_tile<K>({&w, view(acts, row, K::kOffset), at + row * ld, ld}, panel, count, n);
+      const int64_t left =
+          K::run_full_tiles({panel, w.panel_bytes, count}, acts, top, end, at + top * ld, ld);
+      for (int64_t c = 0; c < count; c += K::kTogether) {
+        const int64_t some = K::kTogether < count - c ? K::kTogether : count - c;
+        for (int64_t row = left, n; row < end; row += n) {
+          n = acts.group - row % acts.group;
+          if (n > end - row) n = end - row;
+          const Job job = {&w, view(acts, row, K::kOffset), at + row * ld + 16 * c, ld};
+          n = run_tile<K>(job, panel + c * w.panel_bytes, some, n);
+        }
       }
     }
   }
