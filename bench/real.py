@@ -48,7 +48,7 @@ from octavo.terminal import rich_table
 HELD = 0.9  # of requests in time: what the knee is
 OVER = 1.4  # of the knee
 VICTIM = 0.25  # of the knee: what the tenant asks that another floods
-CHUNKS, ROWS = (16, 32, 64, 128, 512), (4, 16, 64)  # of fcfs, searched
+CHUNKS, ROWS = (16, 24, 32, 48, 64, 128, 512), (4, 16, 64)  # of fcfs, searched
 BEST = 2  # settings of fcfs that are tried on the engine
 SLO = Contestant("slo+admission")
 SHARP, STRIDE = 1.04, 1.15  # how near the knee is to be found, and how it is looked for
@@ -188,7 +188,7 @@ def search(ground: Ground, _: argparse.Namespace) -> Found:
 def knee_of(
     ground: Ground, args: argparse.Namespace
 ) -> tuple[float, list[Contestant], list[list[str]]]:
-    """The best knee on the engine, the settings tried, and what was seen."""
+    """The best knee on the engine, the settings tried, the best first, and what was seen."""
     tried, best = candidates(ground)[:BEST], 0.0
     if args.knee:
         return args.knee, [who for _, who in tried], []
@@ -200,7 +200,7 @@ def knee_of(
                      f"{one['queue_delay_s']:.2f}"])  # fmt: skip
         return bool(one["attainment"] >= HELD)
 
-    for guess, who in tried:
+    for guess, who in list(tried):
         held = lost = 0.0
         rate = round(max(guess, SHARP * best), 2)
         while not (held and lost) or lost > SHARP * held:
@@ -212,21 +212,23 @@ def knee_of(
                 break  # it is not the best
             rate = (held + lost) / 2 if held and lost else held * STRIDE or lost / STRIDE
             rate = round(rate, 2)
-        best = max(best, held)
+        if held > best:
+            best = held
+            tried.sort(key=lambda one: one[1] != who)  # the best first
     return best, [who for _, who in tried], rows
 
 
 def goodput(ground: Ground, args: argparse.Namespace) -> Found:
     knee, tried, ladder = knee_of(ground, args)
     rate, runs = OVER * knee, dict[str, list[Cell]]()
-    field = [*tried, SLO]
+    field = [*(tried if args.knee else tried[:1]), SLO]
     for seed in range(args.seeds):
         k = seed % len(field)
         for who in (*field[k:], *field[:k]):
             runs.setdefault(who.name, []).append(ground.real(who, rate, seed))
     rows = [[name, *_fared(cells)] for name, cells in runs.items()]
-    best = max(float(np.mean([c["goodput"] for c in runs[w.name]])) for w in field[:-1])
-    ratio = float(np.mean([c["goodput"] for c in runs[SLO.name]])) / best
+    means = [float(np.mean([c["goodput"] for c in runs[who.name]])) for who in field]
+    ratio = means[-1] / max(means[:-1])
     head = ["setting", "goodput/s", "in time", "refused", "TTFT P50", "TTFT P99", "TPOT P50",
             "in the run queue s"]  # fmt: skip
     slo = ground.slo

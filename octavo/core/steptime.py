@@ -56,6 +56,7 @@ SETTLED = 128  # steps after which a kind has a pace of its own, and edges
 DRIFT = 0.08  # mean error at which the model no longer trusts what it learned
 FAR = (0.7, 1.4)  # paces beyond which the long run is another one
 GAMMA = (1.03, 1.07, 1.25)  # least, first, most
+MANY = 1e9  # tokens, where they seem to cost nothing
 LOG = 16_384  # steps kept for the log
 PROOFS = 8  # steps that must have been as fast: one may be a slip of the clock
 
@@ -544,4 +545,5 @@ def _root(area: float, slope: float, left: float) -> float:
     """The x > 0 at which area / 2 x^2 + slope x = left."""
     if left <= 0.0:
         return 0.0
-    return 2.0 * left / (slope + sqrt(slope * slope + 2.0 * area * left))
+    below = slope + sqrt(slope * slope + 2.0 * area * left)
+    return 2.0 * left / below if below > 0.0 else MANY

@@ -209,6 +209,13 @@ def test_most_tokens_is_the_inverse_of_predict(knee: float, start: int) -> None:
     assert model.most_tokens(step, start, 0.9 * model.predict(step)) == 0.0
 
 
+def test_steps_that_take_the_same_whatever_is_in_them_have_room_for_all() -> None:
+    model, draw = StepModel(TRUE), random.Random(3)
+    for _ in range(600):
+        model.observe(StepFeatures().plus(0, draw.randrange(2, 500), 1), 0.02)
+    assert model.most_tokens(StepFeatures(), 0, 0.1) > 10_000
+
+
 def test_the_error_is_that_of_predictions_made_beforehand() -> None:
     model, step = StepModel(TRUE), StepFeatures().plus(100, 1, 1)
     model.observe(step, 2 * TRUE.seconds(step))
