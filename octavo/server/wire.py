@@ -117,7 +117,9 @@ class _Wire(HttpToolsProtocol):
         super().__init__(*args, **more)
         self._in_head = True
         self._between = True  # whether what comes next begins a head
-        self._size = 0  # bytes of the head that comes, empty lines before it among them
+        # Bytes of the head that comes, empty lines before it among them; in a body, those since the
+        # last that were its own: of a trailer or a chunk's extension that has no end.
+        self._size = 0
         self._fed = 0  # bytes that are being parsed, if they begin with a head
         self._parsed = 0  # bytes of url and headers, of a head that began within a piece
         self._parting = False  # all is said, and what still comes is thrown away
@@ -149,6 +151,8 @@ class _Wire(HttpToolsProtocol):
             self._size += len(piece)
             self._fed = self._size if self._between else 0
             super().data_received(piece)
+            if self._size > self.max_head and not (self._in_head or self._between or self._over):
+                return self._close(431, f"what is beside a body may have {self.max_head} bytes")
         if self._idle and self._timer is None and self.timeout_keep_alive_task is None:
             # What came is no request, an empty line perhaps, or the rest of one that was answered.
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -168,7 +172,12 @@ class _Wire(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value))
-        super().on_header(name, value)
+        if self._in_head:  # a trailer is no header (RFC 9110, section 6.5.1)
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._size = 0
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         self._in_head = False

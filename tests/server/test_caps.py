@@ -224,6 +224,37 @@ def test_a_body_beside_a_head_is_no_part_of_it() -> None:
             assert replied(made) == 400  # a prompt so long
 
 
+CHUNKED = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"0\r\n", b"0\r\nx:", b"0\r\nx: 1\r\n", b"5;", b"1\r\na\r\n0\r\ny:", b"1\r\na\r\n2;x="],
+)
+def test_what_has_no_end_beside_a_body_is_refused(begun: bytes) -> None:
+    """A trailer's name or value, a chunk's extension: a parser keeps, or waits, as long as it
+    comes."""
+    with outside(House(port=0, max_head=4000)) as house, connect(house) as made:
+        made.sendall(CHUNKED + b"\r\n" + begun)
+        for _ in range(2):
+            made.sendall(b"a" * 4001)
+            time.sleep(0.05)  # or all of it comes in one piece, that has the body's end in it
+        status, told = answer(made)
+        assert (status, told["error"]["code"]) == (431, "head_too_large")
+
+
+def test_a_trailer_is_no_header() -> None:
+    body = json.dumps(chat(max_tokens=1)).encode()
+    sent = b"%s\r\n%x\r\n%s\r\n0\r\n" % (CHUNKED, len(body), body)
+    bad = b"x-octavo-timeout-ms: never\r\n"
+    with outside(House(port=0)) as house, connect(house) as made:
+        for trailer in (b"", b"x-a: 1\r\n", bad):
+            made.sendall(sent + trailer + b"\r\n")
+            assert replied(made) == 200
+        made.sendall(sent.replace(b"host: x\r\n", b"host: x\r\n" + bad) + b"\r\n")
+        assert replied(made) == 400
+
+
 def test_a_head_that_does_not_come_is_closed() -> None:
     with outside(House(port=0, head_timeout=0.3)) as house:
         silent, slow = connect(house), connect(house)
