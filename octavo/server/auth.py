@@ -64,7 +64,7 @@ def _key(name: str, key: str, options: list[str], where: str) -> Key:
                 pass
             else:
                 raise KeyError
-            if not 0.0 < weight < 1e6:
+            if not 1e-6 < weight < 1e6:  # what is charged is divided by it
                 raise ValueError
             slo = Slo(**tightest)
         except (KeyError, ValueError):

@@ -77,6 +77,12 @@ class Deadlines:
         }
         return Slo(**found, degrade=_fallback(given.get(FALLBACK), FALLBACK))
 
+    def held(self, asked: Slo, key: Key | None, data: bytes) -> Slo:
+        """What is known before a body is read of what it will be held to: no tighter than its key
+        may ask, and to be served late rather than refused if the body may say so."""
+        slo = asked if key is None else _no_tighter(asked, key.tightest)
+        return dataclasses.replace(slo, degrade=slo.degrade or b"best-effort" in data)
+
     def granted(
         self, asked: Slo, body: SloBody | None, service_tier: str | None, key: Key | None
     ) -> Granted:

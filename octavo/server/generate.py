@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from octavo.server.reply import Asked, Head
 from octavo.server.service import Service
 from octavo.server.traces import Trace
 from octavo.server.wire import WRITER
+
+MOST_NAME = 64  # characters of a tenant's; OpenAI's safety_identifier has no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,8 @@ class Generate:
             # known: when it comes again.
             name = key.name if key else ""
             known = hash((name, data, asked.deadlines)) if service.deadlines.kept else None
-            ticket = service.admission.enter(name, len(data), asked, arrival, known)
+            held = service.deadlines.held(asked, key, data)
+            ticket = service.admission.enter(name, len(data), held, arrival, known)
             service.occupancy.enter()
             try:
                 visit = Visit(key, arrival, asked)
@@ -197,7 +201,10 @@ def asked(
 
 
 def caller(key: Key | None, body: protocol.Wishes, granted: Granted) -> Caller:
-    """A tenant is a key; where there are none, a `user`, by its old or its new name."""
+    """A tenant is a key; where there are none, a `user`, by its old or its new name. Names are
+    remembered, thousands of them: a long one by its hash."""
     tenant = key.name if key is not None else body.user or body.safety_identifier or ""
+    if len(tenant) > MOST_NAME:
+        tenant = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()
     salt = b"" if key is None else key.salt
     return Caller(tenant, salt, body.priority or 0, granted.slo, granted.tier)

@@ -190,12 +190,24 @@ async def test_a_key_is_held_to_its_tier_and_its_deadlines(tmp_path: Path) -> No
         head |= {"x-slo-ttft-ms": "5000"}
         answer = await client.post("/v1/chat/completions", json=chat(), headers=head)
         assert answer.headers["x-octavo-slo"] == "clamped, ttft-ms=20000"
+        head |= {"x-slo-ttft-ms": "1"}  # which no server could
+        answer = await client.post("/v1/chat/completions", json=chat(), headers=head)
+        assert answer.headers["x-octavo-slo"] == "clamped, ttft-ms=20000"
     assert house.app.keys.weights == {"plain": 2.0}
 
 
+async def test_a_fallback_in_the_body_is_one_for_the_headers_deadline() -> None:
+    wish = {"x-slo-ttft-ms": "1"}
+    assert (await post(timed(), chat(), **wish)).status_code == 400
+    answer = await post(timed(), chat(slo={"fallback": "best-effort"}), **wish)
+    assert answer.headers["x-octavo-slo"] == "degraded"
+
+
 @pytest.mark.parametrize(
-    "option", ["tier=best", "weight=0", "weight=1_0", "ttft=soon", "ttft=1_0", "speed=9"]
-)
+    "option",
+    ["tier=best", *(f"weight={n}" for n in ("0", "1e-9", "1e9", "nan", "1_0")), "ttft=soon",
+     "ttft=1_0", "speed=9"],
+)  # fmt: skip
 def test_a_key_s_options_are_checked(tmp_path: Path, option: str) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"name {'k' * 16} {option}\n")

@@ -422,3 +422,16 @@ async def test_a_nameless_key_is_no_other_one_after_a_line_is_added(tmp_path: Pa
         for key, status in ((ALICE, 404), (BOB, 200), (ROOT, 404)):
             for url in (f"/v1/responses/{kept}", f"/v1/requests/{kept}/trace"):
                 assert (await by.get(url, headers=bearer(key))).status_code == status
+
+
+async def test_a_long_user_is_a_tenant_of_its_own_and_takes_no_memory() -> None:
+    house = House(policy=policy_of("fair", {}))
+    users = ["a" * 100_000, "a" * 99_999 + "b", "short", "a" * 100_000]
+    async with inside(house) as client:
+        for user, field in zip(users, ("user", "safety_identifier", "user", "user"), strict=True):
+            answer = await client.post(CHAT, json=chat(max_tokens=2) | {field: user})
+            assert answer.status_code == 200
+    order = house.scheduler._order
+    assert isinstance(order, Fair)
+    assert len(order.counters) == 3
+    assert max(map(len, order.counters)) <= 64
