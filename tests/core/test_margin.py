@@ -11,7 +11,7 @@ from octavo.core.margin import DOWN, FIRST, MOST, UP, Margin
 
 
 @pytest.mark.parametrize(("typical", "spread"), [(0.9, 0.05), (1.1, 0.02), (1.3, 0.1)])
-def test_about_one_forecast_in_fifty_is_exceeded(typical: float, spread: float) -> None:
+def test_about_one_forecast_in_twenty_is_exceeded(typical: float, spread: float) -> None:
     rng, margin, exceeded = random.Random(1), Margin(), 0
     ratios = [typical * exp(rng.gauss(0.0, spread)) for _ in range(20_000)]
     for i, ratio in enumerate(ratios):
@@ -19,11 +19,12 @@ def test_about_one_forecast_in_fifty_is_exceeded(typical: float, spread: float) 
         margin.came(1.0, ratio, 1.5)
     assert margin.factor >= 1.0
     most = DOWN / (UP + DOWN)
+    assert 0.04 < most < 0.06
     assert exceeded <= 1.2 * most * (len(ratios) - 1000)
     beyond = sum(ratio > margin.factor for ratio in ratios) / len(ratios)
-    assert beyond < 0.05
+    assert beyond < 2.0 * most
     if margin.factor > 1.05:  # and no wider than need be
-        assert beyond > 0.005
+        assert beyond > 0.2 * most
 
 
 def test_forecasts_that_no_promise_hangs_on_do_not_count() -> None:
