@@ -53,6 +53,7 @@ MOST_EDGE = 0.15  # of an error, relative, that an edge learns from
 KNEES = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)  # tokens: where probes may put the bend
 YOUNG = 32  # steps after which a step far off is taken for an outlier
 SETTLED = 128  # steps after which a kind has a pace of its own, and edges
+SLIP = 2.0  # times as fast as predicted: beyond that a step counts no more for being faster
 DRIFT = 0.08  # mean error at which the model no longer trusts what it learned
 FAR = (0.7, 1.4)  # paces beyond which the long run is another one
 GAMMA = (1.03, 1.07, 1.25)  # least, first, most
@@ -432,7 +433,9 @@ class StepModel:
         young = fit.seen < YOUNG
         trusted = young or self.drifting or far <= 1.0
         keep = HURRY if self.drifting else KEEP
-        fit.add(fit.columns(features), seconds, 1.0 if trusted else 1.0 / far, keep)
+        # Errors are relative: one step out of nowhere that took no time would outweigh all others.
+        weight = min(1.0, (SLIP * seconds / predicted) ** 2) if predicted > 0.0 else 1.0
+        fit.add(fit.columns(features), seconds, weight if trusted else min(weight, 1.0 / far), keep)
         if young or fit.seen % 4 == 0:
             fit.solve(8 if young or self.drifting else 2)
         link = LINKED if other.seen > SETTLED else 1.0  # what was hardly seen has none of its own

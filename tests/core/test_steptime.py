@@ -253,6 +253,23 @@ def test_the_best_of_prompts_is_that_of_their_steps() -> None:
         )
 
 
+@pytest.mark.parametrize("seconds", [1e-9, 1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_one_step_out_of_nowhere_moves_nothing(seconds: float, mixed: bool) -> None:
+    model, steps = StepModel(TRUE), shapes(300)
+    for step in steps:
+        model.observe(step, TRUE.seconds(step))
+    slip = next(step for step in steps if (step.prefill_area > 0.0) == mixed)
+    assert not 0.1 < seconds / TRUE.seconds(slip) < 10.0
+    model.observe(slip, seconds)
+    for step in steps[:32]:
+        model.observe(step, TRUE.seconds(step))
+    for step in steps:
+        assert model.predict(step) == pytest.approx(TRUE.seconds(step), rel=0.15)
+        assert model.best(step) == pytest.approx(TRUE.seconds(step), rel=0.15)
+    assert not model.drifting
+
+
 def test_without_evidence_the_prior_predicts() -> None:
     for step in shapes(20):
         assert StepModel(TRUE).predict(step) == pytest.approx(TRUE.seconds(step), rel=1e-6)
