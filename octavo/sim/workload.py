@@ -326,15 +326,22 @@ def _json_item(row: dict[str, Any], number: int) -> Item:
     for when, unit, prompt, output in _LAYOUTS:
         if when in row and prompt in row:
             return Item(
-                str(row.get("request_id", f"r{number}")),
+                _name(row.get("request_id", f"r{number}")),
                 _finite(float(row[when]) * unit),
                 _tokens(row[prompt]),
                 _tokens(row[output]),
-                str(row.get("tenant", "")),
+                _name(row.get("tenant", "")),
                 int(row.get("priority", 0)),
                 tuple(int(i) for i in row.get("hash_ids", ())),
             )
     raise ValueError(f"no arrival and lengths among {', '.join(sorted(row))[:80]}")
+
+
+def _name(value: object) -> str:
+    """JSON can spell what is no text: half a pair of surrogates, which nobody could write out."""
+    name = str(value)
+    name.encode()
+    return name
 
 
 def _jittered(items: list[Item], seed: int) -> list[Item]:

@@ -143,6 +143,11 @@ def test_what_is_no_trace_is_named(tmp_path: Path) -> None:
     path.write_text('{"timestamp": 1}\n')
     with pytest.raises(BadFile, match="line 1"):
         read(path)
+    for name in ("request_id", "tenant"):  # half a pair of surrogates is no text
+        row = f'{{"{name}": "\\ud800", "arrival_s": 0, "prompt_tokens": 5, "output_tokens": 1}}\n'
+        path.write_text(row)
+        with pytest.raises(BadFile, match="line 1"):
+            read(path)
     with pytest.raises(BadFile):
         read(tmp_path / "absent.csv")
     with pytest.raises(InvalidRequest, match="none of"):
