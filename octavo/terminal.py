@@ -52,8 +52,33 @@ def crowded(threads: int | None) -> None:
         click.secho(text, fg="yellow", err=True)
 
 
+class OurCommand(click.Command):
+    """A command that writes no file over what it reads, nor over another that it writes."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        given = [(one, value) for one in self.params
+                 if isinstance(value := ctx.params.get(one.name or ""), str)]  # fmt: skip
+        for param, path in given:
+            for other, value in given:
+                if isinstance(param.type, OutputFile) and other is not param and _one(path, value):
+                    raise click.BadParameter(
+                        f"{path} is {other.get_error_hint(ctx)} too", ctx, param
+                    )
+        return rest
+
+
+def _one(path: str, other: str) -> bool:
+    """Whether both are the same file; a terminal or /dev/null may be written twice."""
+    if os.path.exists(path) and os.path.exists(other):
+        return os.path.isfile(path) and os.path.samefile(path, other)
+    return os.path.abspath(path) == os.path.abspath(other)
+
+
 class OurGroup(click.Group):
     """A group of commands that names the nearest where there is none of that name."""
+
+    command_class = OurCommand
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -230,8 +255,13 @@ class OutputFile(click.Path):
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
             self.fail(f"{path}: there is no folder {folder}", param, ctx)
-        if not os.path.exists(path) and not os.access(folder, os.W_OK):
-            self.fail(f"{path}: nothing may be written into {folder}", param, ctx)
+        if not os.path.exists(path):
+            try:
+                with open(path, "xb"):
+                    pass
+                os.remove(path)
+            except OSError as error:
+                self.fail(f"{path} cannot be written: {in_words(error)}", param, ctx)
         return path
 
 

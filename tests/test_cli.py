@@ -561,6 +561,46 @@ def test_no_name_is_no_files_name(flag: str, monkeypatch: pytest.MonkeyPatch) ->
     assert option in shown.output
 
 
+@pytest.mark.parametrize("name", ["a" * 300, "nowhere"])
+@pytest.mark.parametrize("flag", [f for f in WRITES if f != "serve --record"])
+def test_a_file_that_cannot_be_made_is_named_before_any_work(
+    flag: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it went to work")
+
+    monkeypatch.setattr("octavo.lab.flash.measure", never, raising=False)
+    monkeypatch.setattr("octavo.models.hub.pull", never)
+    (tmp_path / "nowhere.png").symlink_to(tmp_path / "absent" / "file")
+    path = str(tmp_path / f"{name}.png")
+    command, _, option = flag.rpartition(" ")
+    shown = call(*command.split(), *WRITES[flag], option, path)
+    assert shown.exit_code == 2, shown.output
+    assert "cannot be written" in shown.output
+
+
+def test_nothing_is_written_over_what_is_read_or_written_besides(tmp_path: Path) -> None:
+    trace, other, new = tmp_path / "t.jsonl", tmp_path / "u.jsonl", tmp_path / "new.png"
+    row = '{"arrival_s": 0, "prompt_tokens": 5, "output_tokens": 2}\n'
+    trace.write_text(row)
+    other.hardlink_to(trace)
+    for words in (
+        (trace, "--requests-out", trace),
+        (trace, "--requests-out", other),
+        ("poisson:rate=1,seconds=5", "--steps", trace, "--requests-out", other),
+        (trace, "--requests-out", new, "--plot", tmp_path / "." / "new.png"),
+    ):
+        shown = call("simulate", *map(str, words))
+        assert shown.exit_code == 2, shown.output
+        assert " too" in shown.output
+    assert trace.read_text() == row
+    assert not new.exists()
+    hardware = ("-m", "llama-3.1-8b", "-H", "h100")
+    shown = call("simulate", str(trace), *hardware, "--requests-out", str(new))
+    assert shown.exit_code == 0, shown.output
+    assert new.exists()
+
+
 @pytest.mark.parametrize("wrong", ["0", "-1", "nan", "soon", "1e12"])
 @pytest.mark.parametrize(
     "words", ["bench serve http://127.0.0.1:1", "simulate poisson:rate=1", "plan poisson:rate=1"]

@@ -15,12 +15,13 @@ from octavo.conformance.book import CHECKS, Check, Finding, chosen, run
 from octavo.conformance.probe import Probe, Settings, short
 from octavo.conformance.wire import Wire, key_in
 from octavo.errors import InvalidRequest
-from octavo.terminal import OutputFile, unreached
+from octavo.terminal import OurCommand, OutputFile, unreached
 
 NOT_REACHED = 2
 
 
 @click.command(
+    cls=OurCommand,
     epilog="""\b
 Examples:
   octavo conformance http://127.0.0.1:8000
@@ -29,7 +30,7 @@ Examples:
   octavo conformance http://127.0.0.1:8080 --only framing --only stop-strings
   octavo conformance --list
   octavo conformance http://127.0.0.1:8000 --json | jq '.checks[] | select(.verdict == "fail")'
-"""
+""",
 )
 @click.argument("url", required=False)
 @click.option("--model", "-m", help="Model to ask for (default: the first of /v1/models).")

@@ -18,6 +18,7 @@ import click
 from octavo.errors import BadFile, InvalidRequest
 from octavo.terminal import (
     Milliseconds,
+    OurCommand,
     OutputFile,
     as_json,
     counted,
@@ -147,13 +148,14 @@ def _here() -> Device:
 
 
 @click.command(
+    cls=OurCommand,
     epilog="""\b
 Examples:
   octavo roofline llama-3.1-8b --hardware h100,a100,l4,zen4
   octavo roofline llama-3.1-70b --hardware h100,h200,b200 --tp 4 --context 8192
   octavo roofline ./config.json --hardware here --weights q4_k --plot roof.png
   octavo roofline                      lists models and hardware
-"""
+""",
 )
 @click.argument("model", required=False)
 @click.option("--hardware", "-H", default="a100,h100,h200,b200,mi300x,l4,rtx-4090,zen4",
@@ -290,13 +292,14 @@ UNJUDGED = (
 
 
 @click.command(
+    cls=OurCommand,
     epilog="""\b
 Examples:
   octavo simulate azure.csv -m llama-3.1-8b -H h100 --slo-ttft 2000 --slo-tpot 50
   octavo simulate mooncake.jsonl -H l40s --replicas 4 --router predicted
   octavo simulate gamma:rate=6,cv=3,seconds=600 -m qwen3-8b -H a100
   octavo simulate azure.csv --rate 4,8,16 --max-batch-tokens 512,2048 --plot knee.png
-"""
+""",
 )
 @click.argument("trace")
 @click.option("--model", "-m", default="llama-3.1-8b", show_default=True,
@@ -579,12 +582,13 @@ def _router(name: str) -> Router:
 
 
 @click.command(
+    cls=OurCommand,
     epilog="""\b
 Examples:
   octavo plan azure.csv -m llama-3.1-8b -H l4,l40s,h100 --slo-ttft 2000 --slo-tpot 50
   octavo plan azure.csv -m ./config.json -H rtx-4090,h100 --rate 40 --target 0.99 --price h100=2.20
   octavo plan azure.csv -m llama-3.1-70b -H h100,h200,b200 --tp 2,4 --slo-ttft 3000
-"""
+""",
 )
 @click.argument("trace")
 @click.option("--model", "-m", required=True,
