@@ -205,7 +205,9 @@ class Scheduler:
         return len(self.blocks.lookup(seq, most_shared(seq))) * self.blocks.block_size
 
     def abort(self, request_id: str, now: float) -> list[Event]:
-        """End all choices of a request at once. What is in flight is dropped when it comes back."""
+        """End all choices of a request at once. What is in flight is dropped when it comes back.
+        One that was admitted and never added is expected no more."""
+        self.expected.pop(request_id, None)
         events = [
             self._roster.end(seq, FinishReason.ABORT, now) for seq in self.choices(request_id)
         ]

@@ -251,11 +251,12 @@ class Driver:
             wait = 0.0
 
     def _admit(self, ticket: Ticket) -> None:
-        for done, request in enumerate(ticket.requests):
+        for request in ticket.requests:
             try:
                 self._engine.add(request)
             except Exception as error:
-                self._abort([earlier.id for earlier in ticket.requests[:done]])
+                # Those before it, and those behind it: the door expects them.
+                self._abort([one.id for one in ticket.requests if one is not request])
                 self._outbox.append((ticket, Failed(error)))
                 return
         self._outbox.append((ticket, Admitted()))

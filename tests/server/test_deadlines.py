@@ -196,6 +196,21 @@ async def test_a_key_is_held_to_its_tier_and_its_deadlines(tmp_path: Path) -> No
     assert house.app.keys.weights == {"plain": 2.0}
 
 
+@pytest.mark.parametrize("prompts", [2, 3, 9])
+async def test_nothing_is_expected_of_a_body_whose_prompts_found_no_room(prompts: int) -> None:
+    """The queue is full after the first of them: what the door let in and nobody added must not be
+    counted as work that waits, for good."""
+    house = timed()
+    house.scheduler.max_waiting = 1
+    async with inside(house, **{"x-slo-ttft-ms": "60000"}) as client:
+        answer = await client.post("/v1/completions", json=completion(["a"] * prompts))
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "server_overloaded"
+        assert house.idle()
+        assert house.scheduler.expected == {}
+        assert house.scheduler.backlog() == []
+
+
 async def test_a_fallback_in_the_body_is_one_for_the_headers_deadline() -> None:
     wish = {"x-slo-ttft-ms": "1"}
     assert (await post(timed(), chat(), **wish)).status_code == 400
