@@ -7,9 +7,10 @@ client allows it, or refuses with the prediction and when to come back; or for g
 server could not do it either. Either gate keeps a place for whom it sends away for now (`kept`).
 
 The prediction is a closed form over what the scheduler keeps anyway: the rest of the running step,
-then the prefill that goes first (by the policy's order), in steps as long as the streams' slack,
-then the wait for a row and for blocks, if those are short. It is decided with a factor on top, of
-what steps (`gamma`) and forecasts (`margin`) turned out to exceed, so that promises are kept.
+then the prefill that goes first (by the policy's order), in steps as long as the streams' slack and
+beside the streams that there are meanwhile, then the wait for a row and for blocks, if those are
+short. It is decided with a factor on top, of what steps (`gamma`) and forecasts (`margin`) turned
+out to exceed, so that promises are kept.
 
 `enter` and `judge` only read the scheduler's numbers and write their own, so a door in another
 thread may call them while a step is being planned. No clock: they are told `now`.
@@ -31,7 +32,7 @@ from octavo.errors import Overloaded, TenantLimit, TooTight, Unattainable
 
 FIRST_RATE = 0.25  # tokens a byte of a body, before any was seen
 FOLLOW = 0.05
-SOON = 0.75  # of those that wait or come: what decodes, in the mean, while one waits for its turn
+ROUNDS = 3  # how long one waits decides how many decode meanwhile, and that how long it waits
 LEAST_SHARE = 0.05  # of the steps' time that prefill has in any case
 
 # A NamedTuple without the detour over its own __new__: between two steps the caches are cold, and
@@ -74,14 +75,25 @@ class _Newcomer(NamedTuple):
     due: float
 
 
+class _Queue(NamedTuple):
+    """Seconds of prefill that go before a newcomer, those with its own, and what is behind it; at
+    the pace of now. sooner: the share of those that wait who go before it."""
+
+    work: float = 0.0
+    behind: float = 0.0
+    sooner: float = 1.0
+
+
 class _Steps(NamedTuple):
-    """Steps under a load. coming: rows that wait, and the newcomer's. first, prefill: seconds of
+    """Steps under a load, in the mean while a newcomer waits. coming: rows that wait, and the
+    newcomer's. ahead: from the next one's start until it is computed. first, prefill: seconds of
     prefill in the next one and in each after it; ending: in one that ends a prompt, at most;
     besides: what a step takes beside them; tpot: seconds a token of a stream, once all that comes
     decodes."""
 
     load: Load
     coming: int
+    ahead: float
     first: float
     prefill: float
     ending: float
@@ -166,7 +178,7 @@ class Admission:
         ttft = slo.ttft or 0.0
         line = self._scheduler.backlog()
         newcomer = _Newcomer(tenant, 1, self._work(1, 0), now + ttft)
-        soonest = self._ttft(newcomer, self._steps(now), line) - now
+        soonest = self._ttft(newcomer, self._steps(now, self._queue(newcomer, line))) - now
         if self._scheduler.model.gamma * soonest <= ttft:
             return
         why, alone = "even a cached prompt would come too late", self._alone([(1, 0)])
@@ -250,8 +262,9 @@ class Admission:
         due = inf if slo.ttft is None else request.arrival + slo.ttft
         work = self._scheduler.model.prefilling(need[1], need[0])
         newcomer = _new(_Newcomer, (request.tenant, need[0], work, due))
-        steps = self._steps(now, request.params.n, len(request.prompt))
-        ttft = self._ttft(newcomer, steps, line)
+        queue = self._queue(newcomer, line)
+        steps = self._steps(now, queue, request.params.n, len(request.prompt))
+        ttft = self._ttft(newcomer, steps)
         forecast = _new(Forecast, (ttft - request.arrival, steps.tpot))
         if not slo:
             return forecast, None
@@ -300,20 +313,24 @@ class Admission:
         """Seconds that so many tokens behind `cached` ones add to steps."""
         return self._scheduler.model.prefilling(cached, count)
 
-    def _ttft(
-        self, newcomer: _Newcomer, steps: _Steps, line: list[tuple[float, float]] | None
-    ) -> float:
-        """When all of it is computed, behind those of the `line` that are due sooner; where not all
-        goes by deadlines it is the policy that knows."""
-        tenant, tokens, work, due = newcomer
+    def _queue(self, newcomer: _Newcomer, line: list[tuple[float, float]] | None) -> _Queue:
+        """Its place: behind those of the `line` that are due sooner; where not all goes by
+        deadlines it is the policy that knows."""
+        tenant, _, work, due = newcomer
         before = total = 0.0
         for when, seconds in line or ():
             total += seconds
             if when <= due:
                 before += seconds
+        sooner = before / total if total > 0.0 else 1.0
         if line is None or not self._scheduler.policy.by_deadline:
-            before = self._scheduler.seconds_ahead(due, tenant, work)
-        ahead = steps.seconds(before + work, max(0.0, total - before))
+            before, sooner = self._scheduler.seconds_ahead(due, tenant, work), 1.0
+        return _new(_Queue, (before + work, max(0.0, total - before), sooner))
+
+    def _ttft(self, newcomer: _Newcomer, steps: _Steps) -> float:
+        """When all of it is computed."""
+        _, tokens, work, _ = newcomer
+        ahead = steps.ahead
         # Rows and blocks come free while others are computed.
         load, capacity = steps.load, self._scheduler.capacity
         rows = load.running + steps.coming - capacity.max_rows
@@ -323,25 +340,38 @@ class Admission:
             ahead = max(ahead, wait + work + ceil(work / steps.prefill) * steps.besides)
         return steps.load.start + ahead
 
-    def _steps(self, now: float, rows: int = 1, context: int = 0) -> _Steps:
-        """Steps under load, once `rows` more with so much context have come. Streams get their
-        tokens when they are due and no sooner, so steps last as long as the tightest was promised,
-        in the mean, and what waits decodes soon."""
+    def _steps(self, now: float, queue: _Queue, rows: int = 1, context: int = 0) -> _Steps:
+        """Steps under load until a `queue` is computed, of which `rows` with so much context are
+        the last. Streams get their tokens when they are due and no sooner, so steps last as long as
+        the tightest was promised, in the mean.
+
+        Those that go before it join one after another, and streams end: after their outputs' mean
+        a half of them, which is between lengths that are all the same and such as have no memory.
+        Whoever joins is ahead of no deadline yet, so the steps after that are short (`setback`).
+        """
         scheduler = self._scheduler
         model, load = scheduler.model, scheduler.load(now)
         coming = load.waiting + len(scheduler.expected) + rows
         tpot = model.gap + scheduler.decode_seconds(coming, rows, context)
-        fixed = model.per_step
-        decodes = scheduler.decode_seconds(int(SOON * coming)) if load.running else fixed
-        base = model.gap + decodes
         length = min(load.tightest, MOST)
         whole = model.prefilling(0, scheduler.capacity.max_tokens)
-        prefill = min(max(length - base, LEAST_SHARE * length), whole)
-        # The next step may take all by which the streams are ahead of their deadlines.
         slack = min(SPEND * (load.due - load.start), MOST)
-        first = max(slack / model.gamma - base, prefill)
-        ending = FINISHED * fixed / model.gamma - base
-        return _new(_Steps, (load, coming, first, prefill, ending, base, tpot))
+        life = length * max(1.0, scheduler.reserve.output("", scheduler.max_len))
+        joining = queue.sooner * (coming - rows)
+        streams = scheduler.num_moving + 0.5 * joining
+        setback = 0.0 if isinf(load.tightest) else joining * length * (model.gamma / SPEND - 1.0)
+        ending = FINISHED * model.per_step / model.gamma
+        ahead = 0.0
+        for _ in range(ROUNDS):
+            pace = model.lasting(ahead)
+            base = model.gap + pace * scheduler.beside_seconds(streams / (1.0 + 0.5 * ahead / life))
+            prefill = min(max(length - base, LEAST_SHARE * length), whole)
+            # The next step may take all by which the streams are ahead of their deadlines.
+            first = max(slack / model.gamma - base, prefill)
+            found = (load, coming, ahead, first, prefill, ending - base, base, tpot)
+            steps = _new(_Steps, found)
+            ahead = steps.seconds(pace * queue.work + setback, pace * queue.behind) - setback
+        return steps._replace(ahead=ahead)
 
     def _squeezed(
         self,
@@ -404,7 +434,7 @@ class Admission:
 
     def _come_back(self, refusal: Unattainable, key: int, wanted: Wanted, now: float) -> None:
         """Keep a place for one that is refused, and tell it when that is."""
-        within, steps = wanted.ttft / self._factor, self._steps(now)
+        within, steps = wanted.ttft / self._factor, self._steps(now, _Queue())
         alone = wanted.seconds + ceil(wanted.seconds / steps.prefill) * steps.besides
         if alone > within and key not in self.kept:
             # Beside the streams of now it would be late, were it the only one that waits: there is

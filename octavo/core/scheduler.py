@@ -366,7 +366,7 @@ class Scheduler:
         blocks, running = self.blocks, len(self._running)
         roster = self._roster
         occupancy = Occupancy(running, self._max_running, roster.seats, roster.opened)
-        joins = self._pace.joins(self._moving, seq.request.tenant)
+        joins = self._pace.joins(self.num_moving, seq.request.tenant)
         if not joins or not self.policy.admits(seq, occupancy):
             full = running >= self._max_running
             grouped = not full and not self.policy.admits(seq, occupancy)
@@ -536,16 +536,17 @@ class Scheduler:
         self._settler.drafter = drafter
 
     @property
-    def _moving(self) -> int:
-        return self.policy.moving(self._running)
-
-    @property
     def num_waiting(self) -> int:
         return self._roster.num_waiting
 
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_moving(self) -> int:
+        """Of those that run, how many get tokens now; prompts that are read are among them."""
+        return self.policy.moving(self._running)
 
     def load(self, now: float) -> Load:
         """What the door looks at."""
@@ -576,6 +577,11 @@ class Scheduler:
         total, mean = max(1, min(moving + more, self.capacity.max_rows)), self._mean_context
         beyond = min(rows, total) * max(0.0, context - mean)
         return self.model.decoding(total, total * mean + beyond)
+
+    def beside_seconds(self, rows: float) -> float:
+        """Predicted seconds of a step beside the prompts in it, where so many decode."""
+        rows = min(rows, float(self.capacity.max_rows))
+        return self.model.beside(rows, rows * self._mean_context)
 
     def backlog(self) -> list[tuple[float, float]] | None:
         """(deadline, seconds of prefill) of what has no first token yet, soonest first: what was

@@ -46,6 +46,7 @@ WINDOW = 128  # steps from which spread and bias are taken
 REFRESH = 16  # steps between two looks at the spread
 LATE = 32  # steps that say whether the machine has changed
 FEW = 3  # steps whose median is the pace
+LASTS = 0.3  # seconds: how soon a machine's pace is the usual one again
 LINKED = 0.3  # of a change of pace, in logarithms: what the other kind of step follows
 EDGE = 0.02  # weight of the latest step in an edge; more while it is new
 HOME = 0.2  # of an edge, beside an error: edges are drawn to 1, the pace is what all have in common
@@ -357,6 +358,20 @@ class StepModel:
         each = w.token + w.decode + w.sample
         bend = w.bend * max(0.0, total - w.knee)
         return fit.pace * (w.fixed + each * total + bend + w.context * context)
+
+    def beside(self, rows: float, context: float) -> float:
+        """Seconds that a step with a prompt takes now beside what `prefilling` says of that: so
+        many decode in it, with so much context in all."""
+        fit, w = self._mixed, self._mixed.solved
+        each = w.token + w.decode + w.sample
+        bend = w.bend * max(0.0, rows - w.knee)
+        return fit.pace * (w.fixed + each * rows + bend + w.context * context)
+
+    def lasting(self, seconds: float) -> float:
+        """The pace of mixed steps that is to be expected in the mean of so many seconds from now,
+        beside that of now. A pace passes, so over a long wait it is nearly the usual one."""
+        pace = self._mixed.pace
+        return (1.0 + (pace - 1.0) / (1.0 + 0.5 * seconds / LASTS)) / pace
 
     @property
     def per_step(self) -> float:

@@ -198,6 +198,20 @@ def test_prompts_that_were_started_are_forecast_as_the_streams_that_they_become(
     assert done.predicted.ttft == pytest.approx(ttft(done), rel=0.15)
 
 
+@pytest.mark.parametrize("rate", [4.0, 8.0])
+def test_streams_that_end_while_one_waits_do_not_slow_it_to_the_end(rate: float) -> None:
+    """In an overload whose streams leave prompts half of each step: who waits for long outlives
+    most of the streams that there are, and others join in their stead."""
+    machine = house()
+    load(machine, rate, 200, Slo(ttft=2.0, tpot=0.03))
+    done = [t for t in machine.serve().values() if t.first_token is not None][40:]
+    off = [t.predicted.ttft - ttft(t) for t in done]
+    near = [abs(e) <= max(0.05, 0.15 * ttft(t)) for e, t in zip(off, done, strict=True)]
+    assert len(machine.refused) > 10
+    assert sum(near) >= 0.9 * len(near)
+    assert abs(sum(off)) <= 0.05 * sum(map(ttft, done))
+
+
 @pytest.mark.parametrize("pace", [1.0, 1.3, 1.5, 2.0, 4.0])
 def test_a_prompt_that_is_read_holds_nobody_up_for_the_pace_that_it_was_promised(pace) -> None:
     """Nor does a pace that cannot be had any more."""

@@ -239,6 +239,33 @@ def test_one_lucky_step_is_not_the_best() -> None:
     assert model.best(step) == pytest.approx(TRUE.seconds(step), rel=0.01)
 
 
+def test_a_step_is_what_its_prompts_add_and_what_there_is_beside_them() -> None:
+    model = StepModel(TRUE)
+    for f in shapes(200):
+        model.observe(f, 1.2 * TRUE.seconds(f))
+    for rows in (0, 3, 70):
+        step = StepFeatures(rows, 500.0 * rows, 0.0, rows, rows).plus(100, 300, 1)
+        beside = model.beside(rows, 500.0 * rows)
+        # `prefilling` takes all of its tokens for ones beyond the bend.
+        within = model.coefficients.bend * max(0, 64 - rows)
+        assert beside + model.prefilling(100, 300) - within == pytest.approx(model.predict(step))
+
+
+def test_a_pace_passes() -> None:
+    """What one was seen to be holds for the next step; of a long time it says little."""
+    model = StepModel(TRUE)
+    assert model.lasting(0.0) == model.lasting(9.0) == 1.0
+    for f in shapes(300):
+        model.observe(f, TRUE.seconds(f))
+    mixed = [f for f in shapes(50, seed=1) if f.prefill_area][:4]
+    for f in mixed:
+        model.observe(f, 1.4 * TRUE.seconds(f))
+    paces = [model.pace * model.lasting(seconds) for seconds in (0.0, 0.1, 0.4, 1.6, 100.0)]
+    assert paces[0] == model.pace > 1.3
+    assert paces == sorted(paces, reverse=True)
+    assert paces[-1] == pytest.approx(1.0, abs=0.01)
+
+
 def test_the_best_of_prompts_is_that_of_their_steps() -> None:
     for knee in (0.0, 12.0):
         model = StepModel(replace(TRUE, knee=knee, bend=1e-4))
