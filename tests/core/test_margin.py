@@ -7,7 +7,7 @@ from math import exp
 
 import pytest
 
-from octavo.core.margin import DOWN, FIRST, MOST, UP, Margin
+from octavo.core.margin import DOWN, EARLY, FIRST, MOST, UP, Margin
 
 
 @pytest.mark.parametrize(("typical", "spread"), [(0.9, 0.05), (1.1, 0.02), (1.3, 0.1)])
@@ -35,3 +35,14 @@ def test_forecasts_that_no_promise_hangs_on_do_not_count() -> None:
     for _ in range(1000):
         margin.came(6.0, 60.0, 10.0)
     assert margin.factor == MOST
+
+
+def test_the_first_forecasts_that_are_exceeded_raise_it_most_and_later_ones_all_the_same() -> None:
+    margin, steps = Margin(), list[float]()
+    for _ in range(8):
+        before = margin.factor
+        margin.came(1.0, 9.0, 1.5)
+        steps.append(margin.factor - before)
+    assert steps[0] == pytest.approx(EARLY * UP)
+    assert steps[1] == pytest.approx(0.5 * EARLY * UP)
+    assert steps[5:] == pytest.approx([UP] * 3)
