@@ -77,11 +77,13 @@ class _Newcomer(NamedTuple):
 
 class _Queue(NamedTuple):
     """Seconds of prefill that go before a newcomer, those with its own, and what is behind it; at
-    the pace of now. sooner: the share of those that wait who go before it."""
+    the pace of now. sooner: the share of those that wait who go before it; dated: of those that are
+    due at some time. The others join while they break no stream's pace, and else wait."""
 
     work: float = 0.0
     behind: float = 0.0
     sooner: float = 1.0
+    dated: float = 1.0
 
 
 class _Steps(NamedTuple):
@@ -317,15 +319,19 @@ class Admission:
         """Its place: behind those of the `line` that are due sooner; where not all goes by
         deadlines it is the policy that knows."""
         tenant, _, work, due = newcomer
-        before = total = 0.0
+        before = total = lost = 0.0
         for when, seconds in line or ():
             total += seconds
             if when <= due:
                 before += seconds
+            if when == inf:
+                lost += seconds
         sooner = before / total if total > 0.0 else 1.0
+        # Where they are known and have no work that counts, they wait for whoever comes.
+        dated = 1.0 if line is None else 1.0 - lost / total if total > 0.0 else 0.0
         if line is None or not self._scheduler.policy.by_deadline:
-            before, sooner = self._scheduler.seconds_ahead(due, tenant, work), 1.0
-        return _new(_Queue, (before + work, max(0.0, total - before), sooner))
+            before, sooner = self._scheduler.seconds_ahead(due, tenant, work), dated
+        return _new(_Queue, (before + work, max(0.0, total - before), sooner, dated))
 
     def _ttft(self, newcomer: _Newcomer, steps: _Steps) -> float:
         """When all of it is computed."""
@@ -351,13 +357,14 @@ class Admission:
         """
         scheduler = self._scheduler
         model, load = scheduler.model, scheduler.load(now)
-        coming = load.waiting + len(scheduler.expected) + rows
+        others = load.waiting + len(scheduler.expected)
+        coming = ceil(queue.dated * load.waiting) + len(scheduler.expected) + rows
         tpot = model.gap + scheduler.decode_seconds(coming, rows, context)
         length = min(load.tightest, MOST)
         whole = model.prefilling(0, scheduler.capacity.max_tokens)
         slack = min(SPEND * (load.due - load.start), MOST)
         life = length * max(1.0, scheduler.reserve.output("", scheduler.max_len))
-        joining = queue.sooner * (coming - rows)
+        joining = queue.sooner * others
         streams = scheduler.num_moving + 0.5 * joining
         setback = 0.0 if isinf(load.tightest) else joining * length * (model.gamma / SPEND - 1.0)
         ending = FINISHED * model.per_step / model.gamma

@@ -7,9 +7,11 @@ from statistics import quantiles
 
 import pytest
 
+from octavo.core.admission import Admission
 from octavo.core.fair import CREDIT, LEAVES, OUTPUT, PROMPT, fair
+from octavo.core.offline import behind
 from octavo.core.policy import Policy, fcfs
-from octavo.core.request import Slo
+from octavo.core.request import Slo, Tier
 from octavo.core.slo import slo
 from octavo.core.stats import Timing
 from octavo.core.steptime import Coefficients
@@ -226,6 +228,34 @@ def test_the_door_knows_what_waits_of_all_tenants_and_leaves_some_time_to_others
     alone = scheduler._order._orders["a"].ahead(11.5, "a", 0.0)
     assert alone == pytest.approx(2 * work)
     assert scheduler.seconds_ahead(11.5, "a") >= alone * (1 + 1 / LEAVES)
+
+
+@pytest.mark.parametrize(
+    ("policy", "tier"),
+    [
+        (slo(), Tier.DEFAULT),
+        (fair(within=slo()), Tier.DEFAULT),
+        (fair(within=slo()), Tier.FLEX),
+        (behind(slo()), Tier.BATCH),
+        (behind(fair(within=slo())), Tier.BATCH),
+    ],
+)
+def test_a_flood_that_is_due_at_no_time_closes_the_door_to_nobody(
+    policy: Policy, tier: Tier
+) -> None:
+    """It stands behind whoever has a deadline, and joins while it breaks no stream's pace: what of
+    it waits will not be beside a newcomer."""
+    machine = Clocked(policy, FAST, **ROWS)
+    machine.admission = Admission(machine.scheduler)
+    for i in range(160):
+        machine.at(ask(f"x{i}", 300, 90, arrival=0.001 + i / 20, tenant="flood", tier=tier))
+    for i in range(16):
+        machine.at(ask(f"v{i}", 60, 30, arrival=i / 2, tenant="quiet", slo=TIGHT))
+    done = machine.serve(10.0)
+    quiet = [t for t in done.values() if t.tenant == "quiet"]
+    assert len(quiet) >= 14
+    assert all(ttft(t) <= TIGHT.ttft and tpot(t) <= TIGHT.tpot for t in quiet)
+    assert machine.scheduler.num_waiting > 50, "a flood it was"
 
 
 def test_a_tenant_alone_has_all_rows() -> None:
