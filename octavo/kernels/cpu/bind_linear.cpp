@@ -144,10 +144,9 @@ nb::tuple quantise(Matrix x, const std::string& isa, const std::string& act) {
       const int64_t at = (r / a.group * a.blocks + b) * a.group + r % a.group;
       d[r * blocks + b] = a.d[at];
       wide[r * blocks + b] = pair ? a.wide[at] : 0;
-      for (int64_t i = b * 32; i < std::min(k, b * 32 + 32); ++i) {
-        const int64_t byte = at * 32 + i % 32;
-        q[r * k + i] = a.q[byte] + (pair ? 256 * a.high[byte] : 0);
-      }
+      const int8_t* low = a.q + (pair ? at / a.group * 2 * a.group + r % a.group : at) * 32;
+      for (int64_t i = b * 32; i < std::min(k, b * 32 + 32); ++i)
+        q[r * k + i] = low[i % 32] + (pair ? 256 * low[a.group * 32 + i % 32] : 0);
     }
   }
   return nb::make_tuple(array2(q, rows, k), array2(d, rows, blocks), array2(wide, rows, blocks));

@@ -13,7 +13,8 @@ namespace octavo {
 // and per group the sums that the weights' offsets and minima need. Rows are interleaved `group` at a time in blocks of 32 values,
 // so that a tile of rows reads consecutive bytes: element i of block b of row r is at
 // ((r / group * blocks + b) * group + r % group) * 32 + i.
-// With ACT_PAIR a value may be two bytes, d * (256 * high + q). `wide` says of each row's block which of its eight quads (the four
+// With ACT_PAIR a value may be two bytes, d * (256 * high + q): a block's `group` rows of q are
+// followed by as many of high. `wide` says of each row's block which of its eight quads (the four
 // values that one dot product takes) have a high byte that is not zero; the products of the others
 // are left out, which changes no bit. A quad is wide where its largest magnitude is above
 // OUTLIER times the block's body, and d = (the largest of the rest) / 127, so that a few
@@ -27,8 +28,7 @@ namespace octavo {
 struct Acts {
   int64_t rows, k, blocks, group;
   uint32_t needs;
-  int8_t* q;        // ACT_A8 from here: [groups][blocks][group][32]
-  int8_t* high;     // ACT_PAIR: likewise
+  int8_t* q;        // ACT_A8 from here: [groups][blocks][group][32], with ACT_PAIR [2][group][32]
   uint8_t* wide;    // ACT_PAIR: [groups][blocks][group]: bit j for quad j
   float* d;         // [groups][blocks][group]
   float* s;         // ACT_S: d * sum(q); without ACT_A8 the sum of h

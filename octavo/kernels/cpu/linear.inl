@@ -161,7 +161,7 @@ struct Q6_K {
 
 // A tile's first row, wherever it lies in its group: rows, then blocks, at constant distances.
 struct View {
-  const int8_t *q, *high;
+  const int8_t* q;
   const uint8_t* wide;
   const float* d;
   const float* s;
@@ -181,7 +181,7 @@ OCTAVO_INLINE T* plane_at(T* plane, const Acts& a, int64_t row, int64_t per_bloc
 OCTAVO_INLINE View view(const Acts& a, int64_t row, Offset offset) {
   View v = {};
   v.q = plane_at(a.q, a, row, 32);
-  v.high = plane_at(a.high, a, row, 32);
+  if (a.needs & ACT_PAIR) v.q += row / a.group * a.blocks * a.group * 32;  // the high bytes
   v.wide = plane_at(a.wide, a, row, 1);
   v.d = plane_at(a.d, a, row, 1);
   v.s = plane_at(a.s, a, row, 1);
@@ -245,9 +245,9 @@ OCTAVO_INLINE F times(const Levels& x, const float* scale) {
 // gain nothing.)
 template <bool PAIRS>
 OCTAVO_INLINE void fetch_row(const View& a, int64_t b) {
-  if (a.blocks <= 64 || b % 2 != 0) return;
-  prefetch(a.q + (b + 4) * a.group * 32);
-  if (PAIRS) prefetch(a.high + (b + 4) * a.group * 32);
+  constexpr int64_t blocks = PAIRS ? 2 : 4;  // of 32 or 64 bytes
+  if (a.blocks > 64 && (PAIRS || b % 2 == 0))
+    prefetch(a.q + (b + blocks) * a.group * (PAIRS ? 64 : 32));
 }
 
 // One chain of integer products for each of up to 4 rows.
@@ -322,9 +322,8 @@ OCTAVO_INLINE F add_product(F f, I sum, F d, const Levels* levels, const float* 
 template <class T, int R, Form FORM>
 OCTAVO_INLINE void quant_rows(const Block& x, const Levels* levels, const View& a, int64_t b,
                               int64_t r0, F* f) {
-  const int64_t at = (b * a.group + r0) * 32;
-  const int8_t* q = a.q + at;
-  const int8_t* high = FORM == PAIR ? a.high + at : nullptr;
+  const int8_t* q = a.q + (b * a.group * (FORM == PAIR ? 2 : 1) + r0) * 32;
+  const int8_t* high = q + a.group * 32;
   const uint8_t* wide = FORM == PAIR ? a.wide + b * a.group + r0 : nullptr;
   const float* d = a.d + b * a.group + r0;
   const float* s = a.s + b * a.group + r0;

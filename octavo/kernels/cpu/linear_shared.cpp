@@ -18,8 +18,7 @@ size_t lay_out(Acts& a, uint8_t* mem) {
     if (wanted) at = align64(at + count * sizeof(T));
   };
   const bool a8 = a.needs & ACT_A8;
-  plane(a.q, blocks * 32, a8);
-  plane(a.high, blocks * 32, a.needs & ACT_PAIR);
+  plane(a.q, blocks * (a.needs & ACT_PAIR ? 64 : 32), a8);
   plane(a.wide, blocks, a.needs & ACT_PAIR);
   plane(a.d, blocks, a8);
   plane(a.s, blocks, a.needs & ACT_S);

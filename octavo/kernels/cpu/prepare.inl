@@ -127,8 +127,8 @@ void quantise_cells(const Acts& a, Cells& c) {
   for (int i = 0; i < c.count; ++i) {
     const F factor = set1(inverse[i]);
     const I q0 = to_i32(mul(load(c.x[i]), factor)), q1 = to_i32(mul(load(c.x[i] + 16), factor));
-    const int64_t at = c.at[i] * 32;
-    parts[i] = pair ? store_i16_split(a.q + at, a.high + at, q0, q1) : store_i8(a.q + at, q0, q1);
+    int8_t* q = a.q + (pair ? c.half[i] : c.at[i]) * 32;
+    parts[i] = pair ? store_i16_split(q, q + a.group * 32, q0, q1) : store_i8(q, q0, q1);
   }
   for (int i = c.count; i < CELLS; ++i) parts[i] = zero_i();
   put_sums(a, c, scale.d, parts);
