@@ -21,6 +21,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from octavo.core.kept import LEAVES
 from octavo.core.policy import ALL, House, Offers, Order, Pace, Policy, fcfs
 from octavo.core.request import Sequence, State
 from octavo.core.steptime import StepFeatures
@@ -29,7 +30,6 @@ PROMPT, OUTPUT = 1.0, 2.0  # what a token counts
 CREDIT = 2048.0  # tokens that one who comes back may be behind the others
 FAR = CREDIT / 2.0  # tokens: less than that is nobody far ahead of anybody
 SPARE = 8  # one row in so many is kept for other tenants, while there are any
-LEAVES = 3.0  # what a tenant may hold of the time to a deadline, beside what it leaves of it
 MEMORY = 60.0  # seconds after which a tenant that asked for nothing is not waited for
 MAX_COUNTERS = 4096
 
