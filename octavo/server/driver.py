@@ -161,6 +161,12 @@ class Driver:
     def alive(self) -> bool:
         return self.failed is None and self._thread.is_alive()
 
+    def check(self) -> None:
+        """Raises `EngineError` once the engine is lost: what the scheduler says then is of the
+        past, and nothing is to be forecast of it."""
+        if self.failed is not None:
+            raise EngineError(str(self.failed))
+
     @property
     def busy(self) -> bool:
         return bool(self._routes)

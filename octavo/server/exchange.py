@@ -54,6 +54,7 @@ class Exchange:
         self.first: float | None = None
         self.scheduled: float | None = None  # these two of one that was left, as far as it came
         self.pace: float | None = None
+        driver.check()  # it may have been lost while the body was parsed
         requests = admission.judge_all(job.requests, driver.clock(), counted.key)
         self.ticket = Ticket(requests)
         self.reply = Reply(job.asked, job.shape, requests)
@@ -97,6 +98,8 @@ class Exchange:
             if self.outcome == "abort":
                 self._left()
             driver.release(self.ticket)
+            for request in self.ticket.requests:  # of one that no engine ever took
+                self.admission.forget(request)
             self._measure()
 
     async def _watch(self, receive: Receive) -> None:

@@ -62,6 +62,7 @@ class Generate:
         trace.arrival = arrival = service.driver.clock()
         trace.num_bytes = len(data)
         service.check_open()
+        service.driver.check()
         deadline = Deadline(limit)
         with service.meters.enter(trace.meter) as lease:
             # Counted before it is parsed: a flood must not be tokenised before it is refused.

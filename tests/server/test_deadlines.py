@@ -8,7 +8,7 @@ import pytest
 
 from octavo.core.slo import slo
 from octavo.core.steptime import Coefficients
-from octavo.errors import InvalidRequest
+from octavo.errors import EngineError, InvalidRequest
 from octavo.server.deadlines import parse_slo
 from tests.server.house import House, chat, completion, inside
 
@@ -209,6 +209,58 @@ async def test_nothing_is_expected_of_a_body_whose_prompts_found_no_room(prompts
         assert house.idle()
         assert house.scheduler.expected == {}
         assert house.scheduler.backlog() == []
+
+
+@pytest.mark.parametrize("asked", [{}, {"x-slo-ttft-ms": "9000"}, {"x-slo-ttft-ms": "20"}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_lost_engine_is_said_to_be_lost_whatever_was_asked(
+    stream: bool, asked: dict[str, str]
+) -> None:
+    """What it was at when it was lost forecasts nothing."""
+    house = timed()
+    async with inside(house) as client:
+        house.executor.fail = RuntimeError("the device is gone")
+        lost = await client.post("/v1/chat/completions", json=chat("first"), headers=asked)
+        slow(house)
+        house.scheduler.expected["others"] = (0.0, 60.0)
+        for path, body in (("chat/", chat(stream=stream)), ("", completion(stream=stream))):
+            answer = await client.post(f"/v1/{path}completions", json=body, headers=asked)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (500, "engine_error")
+            assert "the device is gone" in error["message"]
+            assert "predicted_ttft_ms" not in error
+    assert lost.status_code == 500
+    assert list(house.scheduler.expected) == ["others"]
+    assert house.admission.by_tenant == {}
+
+
+@pytest.mark.parametrize("when", ["before it is judged", "before it is handed over"])
+async def test_nothing_is_expected_of_what_a_lost_engine_never_took(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be lost while a body is parsed, or a moment after its requests were let in."""
+    house = timed()
+    gates = type(house.admission)
+    judge = gates.judge_all
+
+    def lose() -> None:
+        house.driver.failed = EngineError("the device is gone")
+
+    def judged(self, *given):
+        admitted = judge(self, *given)
+        lose()
+        return admitted
+
+    if when == "before it is handed over":
+        monkeypatch.setattr(gates, "judge_all", judged)
+    else:
+        learn = gates.learn
+        monkeypatch.setattr(gates, "learn", lambda *given: (lose(), learn(*given)))
+    answer = await post(house, chat(), **{"x-slo-ttft-ms": "30000"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "engine_error"
+    assert house.scheduler.expected == {}
+    assert house.admission.queued_tokens == 0.0
 
 
 async def test_a_fallback_in_the_body_is_one_for_the_headers_deadline() -> None:
