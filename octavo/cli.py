@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import io
 import json
 import os
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -25,13 +27,12 @@ from octavo.config import (
     EngineConfig,
     ServerConfig,
     TalkConfig,
-    options,
     show_bytes,
     take,
 )
 from octavo.errors import OctavoError, in_words
 from octavo.lab.commands import lab
-from octavo.terminal import OurGroup, OutputFile, refuse_given
+from octavo.terminal import OurGroup, OutputFile, options, refuse_given
 from octavo.terminal import assembled as _assemble
 from octavo.terminal import config_file as _config_file
 from octavo.terminal import loaded as _load
@@ -449,12 +450,12 @@ Examples:
 @options(ServerConfig)
 @click.option(
     "--record",
-    type=click.File("w", lazy=False),
+    type=OutputFile(),
     help="Write every request and step into this file, for `octavo simulate`; it holds prompts. "
     "Speculation is off then.",
 )
 @_config_file
-def serve(record: Any, **flags: Any) -> None:
+def serve(record: str | None, **flags: Any) -> None:
     """Serve a model over HTTP, in the shape of the OpenAI API."""
     from octavo.server import logs, memory
 
@@ -464,7 +465,7 @@ def serve(record: Any, **flags: Any) -> None:
         _serve(engine, server, record)
 
 
-def _serve(engine: EngineConfig, server: ServerConfig, record: Any) -> None:
+def _serve(engine: EngineConfig, server: ServerConfig, record: str | None) -> None:
     """From the keys to the last word."""
     import asyncio
 
@@ -475,10 +476,6 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: Any) -> None:
 
     # Keys, certificate, port before the model: what is wrong is known before a download.
     Deadlines.read(engine.policy in ("slo", "fair-slo"), server.slo)
-    if server.step_log is not None:
-        ctx = click.get_current_context()
-        option = next(one for one in ctx.command.params if one.name == "step_log")
-        OutputFile().convert(server.step_log, option, ctx)
     if record is not None and server.batch_dir is not None:
         raise click.UsageError("--record and --batch-dir: batches are not recorded; give one")
     context = certificate.context(server)
@@ -491,14 +488,17 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: Any) -> None:
     waiting = max(1024, 2 * server.max_inputs)  # a request of many texts must fit
     offline = server.batch_dir is not None
     made = _assemble(engine, machine, weights=keys.weights, offline=offline, max_waiting=waiting)
-    if record is not None:
+    recording = None if record is None else _Recording(record)
+    if recording is not None:
         from octavo.sim.recording import Recorder
 
-        made = dataclasses.replace(made, engine=Recorder(made.engine, record.write, made.name))
+        made = dataclasses.replace(made, engine=Recorder(made.engine, recording.write, made.name))
     app = serving.application(made, server, keys)
     app.certificate = context
 
     def ready() -> None:
+        if recording is not None:
+            recording.begin()
         address = bound.getsockname()
         url = f"http{'s' if server.tls_cert else ''}://{_host(address[0])}:{address[1]}"
         seconds = time.monotonic() - start
@@ -514,11 +514,40 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: Any) -> None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, app.reload)
         await serving.serve(app, bound, serving.Shutdown().on_signals(), ready)
 
-    asyncio.run(live())
+    try:
+        asyncio.run(live())
+    finally:
+        if recording is not None:
+            recording.close()
     counted = made.engine.snapshot()
     ended = {name: int(counted[name]) for name in ("requests", "output_tokens")}
     said = f"{ended['requests']} requests, {ended['output_tokens']} tokens written."
     _told(machine, "stopped", said, **ended)
+
+
+class _Recording:
+    """The file of --record. What was there is lost only once the server serves: one that cannot
+    start leaves it alone."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()  # the engine's thread may write while it is begun
+        self._file: IO[str] = io.StringIO()
+
+    def write(self, line: str) -> None:
+        with self._lock:
+            self._file.write(line)
+
+    def begin(self) -> None:
+        """Write into the file, and first what there is already. Raises `OSError`."""
+        with self._lock:
+            said, self._file = self._file, open(self._path, "w")  # noqa: SIM115
+            said.seek(0)
+            self._file.write(said.read())
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
 
 
 def _told(machine: bool, event: str, said: str, **fields: int) -> None:

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import types
-import typing
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from octavo.errors import InvalidRequest
 
@@ -44,7 +41,8 @@ def show_bytes(count: float) -> str:
 
 
 def knob(default: Any, text: str, **extra: Any) -> Any:
-    """A field with its help. extra: short="-m", metavar="SIZE", size=True (takes 1GiB)."""
+    """A field with its help. extra: short="-m", metavar="SIZE", size=True (takes 1GiB), output=True
+    (a file to be written)."""
     return field(default=default, metadata={"help": text, **extra})
 
 
@@ -111,7 +109,7 @@ class EngineConfig:
             ok = value is None or 1 <= value <= most
             _need(ok, name, f"at least 1 and at most {most}", value)
         _need(bool(self.model), "model", "a name or a path", self.model)
-        policies = typing.get_args(typing.get_type_hints(EngineConfig)["policy"])
+        policies = get_args(get_type_hints(EngineConfig)["policy"])
         _need(self.policy in policies, "policy", " or ".join(policies), self.policy)
         known = self.speculation in ("off", "auto")
         _need(known, "speculation", "off or auto", self.speculation)
@@ -166,7 +164,9 @@ class ServerConfig:
         "(times and counts, no text).",
     )
     step_log: str | None = knob(
-        None, "Write the latest steps' shapes and times here (JSON lines) when the server ends."
+        None,
+        "Write the latest steps' shapes and times here (JSON lines) when the server ends.",
+        output=True,
     )
     max_body: int = knob(16 * 2**20, "Largest request body.", size=True)
     batch_dir: str | None = knob(
@@ -282,58 +282,6 @@ def _need(ok: bool, name: str, what: str, value: object) -> None:
 
 
 Config = TypeVar("Config", EngineConfig, ServerConfig, TalkConfig)
-
-
-def _annotation(cls: type, name: str) -> Any:
-    """A field's type with `| None` taken off."""
-    hint = typing.get_type_hints(cls)[name]
-    if isinstance(hint, types.UnionType):
-        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
-    return hint
-
-
-def options(cls: type, *, skip: tuple[str, ...] = (), **defaults: Any) -> Callable[[Any], Any]:
-    """A decorator that adds one click option per field of `cls`, in the fields' order. defaults: of
-    this command, where they are others than the fields' own."""
-    import click
-
-    class Size(click.ParamType):  # type: ignore[type-arg]
-        name = "size"
-
-        def convert(self, value: Any, param: Any, ctx: Any) -> int:
-            try:
-                return parse_bytes(value)
-            except InvalidRequest as error:
-                self.fail(str(error), param, ctx)
-
-    def add(command: Any) -> Any:
-        for item in reversed(dataclasses.fields(cls)):
-            if item.name in skip:
-                continue
-            hint, meta = _annotation(cls, item.name), item.metadata
-            flag = "--" + item.name.replace("_", "-")
-            default = defaults.get(item.name, item.default)
-            extra: dict[str, Any] = {"help": meta["help"], "default": default}
-            if "metavar" in meta:
-                extra["metavar"] = meta["metavar"]
-            extra["show_default"] = default not in (None, ())
-            if hint is bool:
-                flag = f"{flag}/--no-{flag[2:]}"
-            elif meta.get("size"):
-                extra["type"] = Size()
-                if default is not None:
-                    extra["default"] = show_bytes(default).replace(".00 ", "")
-            elif typing.get_origin(hint) is Literal:
-                extra["type"] = click.Choice(typing.get_args(hint))
-            elif typing.get_origin(hint) is tuple:
-                extra |= {"multiple": True, "type": typing.get_args(hint)[0]}
-            else:
-                extra["type"] = hint
-            names = (flag, meta["short"]) if "short" in meta else (flag,)
-            command = click.option(*names, **extra)(command)
-        return command
-
-    return add
 
 
 def take(cls: type[Config], flags: dict[str, Any]) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import json
 import os
@@ -10,11 +11,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, parse_bytes, show_bytes
 from octavo.core.request import MAX_SLO
 from octavo.errors import InvalidRequest, in_words
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from octavo.assembly import Assembly
     from octavo.llm import LLM
 
+CONFIG = f"{__name__}.config"  # where a context keeps what --config named
 MACHINE_WIDTH = 160  # of a table that goes into a file or a pipe
 
 
@@ -57,8 +60,9 @@ class OurCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
+        named = {"config": ctx.meta.get(CONFIG), **ctx.params}  # that is read and not passed on
         given = [(one, value) for one in self.params
-                 if isinstance(value := ctx.params.get(one.name or ""), str)]  # fmt: skip
+                 if isinstance(value := named.get(one.name or ""), str)]  # fmt: skip
         for param, path in given:
             for other, value in given:
                 if isinstance(param.type, OutputFile) and other is not param and _one(path, value):
@@ -99,6 +103,7 @@ def config_file(command: Any) -> Any:
     def read(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
         if path is not None and not ctx.resilient_parsing:
             known = {str(p.name): p for p in ctx.command.params if isinstance(p, click.Option)}
+            ctx.meta[CONFIG] = path
             ctx.default_map = {**(ctx.default_map or {}), **settings(path, known)}
 
     text = "Take flags from this TOML file, e.g. max-queue = 64; those given here win."
@@ -252,6 +257,8 @@ class OutputFile(click.Path):
         path = os.fsdecode(super().convert(value, param, ctx))
         if not path:
             self.fail("an empty name is no file's", param, ctx)
+        if path == "-":
+            self.fail("- is no file; /dev/stdout is one", param, ctx)
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
             self.fail(f"{path}: there is no folder {folder}", param, ctx)
@@ -278,6 +285,62 @@ class Milliseconds(click.ParamType):  # type: ignore[type-arg]
         if not 0.0 < found <= MAX_SLO * 1e3:  # a NaN is not
             self.fail(f"{value} is no time: give milliseconds above 0, at most a day", param, ctx)
         return found
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """Bytes, in whatever unit."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        try:
+            return parse_bytes(value)
+        except InvalidRequest as error:
+            self.fail(str(error), param, ctx)
+
+
+def options(cls: type, *, skip: tuple[str, ...] = (), **defaults: Any) -> Callable[[Any], Any]:
+    """A decorator that adds one click option per field of `cls`, in the fields' order. defaults: of
+    this command, where they are others than the fields' own."""
+
+    def add(command: Any) -> Any:
+        for item in reversed(dataclasses.fields(cls)):
+            if item.name in skip:
+                continue
+            hint, meta = _annotation(cls, item.name), item.metadata
+            flag = "--" + item.name.replace("_", "-")
+            default = defaults.get(item.name, item.default)
+            extra: dict[str, Any] = {"help": meta["help"], "default": default}
+            if "metavar" in meta:
+                extra["metavar"] = meta["metavar"]
+            extra["show_default"] = default not in (None, ())
+            if hint is bool:
+                flag = f"{flag}/--no-{flag[2:]}"
+            elif meta.get("size"):
+                extra["type"] = Size()
+                if default is not None:
+                    extra["default"] = show_bytes(default).replace(".00 ", "")
+            elif meta.get("output"):
+                extra["type"] = OutputFile()
+            elif get_origin(hint) is Literal:
+                extra["type"] = click.Choice(get_args(hint))
+            elif get_origin(hint) is tuple:
+                extra |= {"multiple": True, "type": get_args(hint)[0]}
+            else:
+                extra["type"] = hint
+            names = (flag, meta["short"]) if "short" in meta else (flag,)
+            command = click.option(*names, **extra)(command)
+        return command
+
+    return add
+
+
+def _annotation(cls: type, name: str) -> Any:
+    """A field's type with `| None` taken off."""
+    hint = get_type_hints(cls)[name]
+    if isinstance(hint, UnionType):
+        hint = next(arg for arg in get_args(hint) if arg is not type(None))
+    return hint
 
 
 def unreached(host: str, port: int, error: Exception) -> str:

@@ -562,7 +562,7 @@ def test_no_name_is_no_files_name(flag: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "nowhere"])
-@pytest.mark.parametrize("flag", [f for f in WRITES if f != "serve --record"])
+@pytest.mark.parametrize("flag", WRITES)
 def test_a_file_that_cannot_be_made_is_named_before_any_work(
     flag: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -577,6 +577,84 @@ def test_a_file_that_cannot_be_made_is_named_before_any_work(
     shown = call(*command.split(), *WRITES[flag], option, path)
     assert shown.exit_code == 2, shown.output
     assert "cannot be written" in shown.output
+
+
+def _pairs() -> Iterator[tuple[str, str, str]]:
+    """(command, a file that it writes, another that it reads or writes), each pair once."""
+    files = [*READS, *WRITES]
+    for flag in WRITES:
+        command, _, option = flag.rpartition(" ")
+        for other in files:
+            same, _, beside = other.rpartition(" ")
+            if same == command and (other in READS or files.index(other) > files.index(flag)):
+                yield command, option, beside
+
+
+@pytest.mark.parametrize(("command", "option", "beside"), list(_pairs()))
+def test_no_output_is_written_over_another_file_of_the_same_command(
+    command: str, option: str, beside: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it went to work")
+
+    monkeypatch.setattr("octavo.models.hub.pull", never)
+    path = tmp_path / "one.png"
+    for path, there in ((tmp_path / "new.png", False), (tmp_path / "there.png", True)):
+        if there or f"{command} {beside}" in READS:
+            path.write_text("# kept")
+        words = [*WRITES[f"{command} {option}"], option, str(path)]
+        shown = call(*command.split(), *words, beside, f"{path.parent}/./{path.name}")
+        assert shown.exit_code == 2, shown.output
+        assert " too" in shown.output
+        assert not path.exists() or path.read_text() == "# kept"
+
+
+@pytest.mark.parametrize("flag", WRITES)
+def test_a_dash_is_no_file(flag: str) -> None:
+    name, _, option = flag.rpartition(" ")
+    shown = call(*name.split(), *WRITES[flag], option, "-")
+    assert shown.exit_code == 2, shown.output
+    assert "/dev/stdout" in shown.output
+
+
+@pytest.mark.parametrize("why", ["no model", "no socket"])
+def test_a_server_that_cannot_start_leaves_an_earlier_recording_alone(
+    why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before, log = tmp_path / "run.jsonl", tmp_path / "steps.jsonl"
+
+    def assemble(*_: Any, **__: Any) -> Assembly:
+        if why == "no model":
+            raise InvalidRequest("it is not there", "model")
+        return fake_assembly()
+
+    async def nobody(*_: Any, **__: Any) -> None:
+        raise InvalidRequest("cannot listen", "port")
+
+    monkeypatch.setattr("octavo.cli._assemble", assemble)
+    monkeypatch.setattr("octavo.server.serve.serve", nobody)
+    for path in (before, log):
+        path.write_text("earlier\n")
+    words = ("--port", "0", "--record", str(before), "--step-log", str(log))
+    shown = call("serve", *words)
+    assert shown.exit_code == 1, shown.output
+    assert before.read_text() == log.read_text() == "earlier\n"
+
+
+def test_a_recording_begins_when_the_server_serves_with_what_was_there_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text("earlier\n")
+
+    async def served(*parts: Any) -> None:
+        parts[-1]()  # `ready`
+
+    monkeypatch.setattr("octavo.cli._assemble", lambda *_, **__: fake_assembly())
+    monkeypatch.setattr("octavo.server.serve.serve", served)
+    shown = call("serve", "--port", "0", "--record", str(path))
+    assert shown.exit_code == 0, shown.output
+    assert [json.loads(line)["kind"] for line in path.read_text().splitlines()] == ["head"]
 
 
 def test_nothing_is_written_over_what_is_read_or_written_besides(tmp_path: Path) -> None:

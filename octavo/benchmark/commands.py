@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from octavo.config import EngineConfig, options, take
+from octavo.config import EngineConfig, take
 from octavo.errors import InvalidRequest
 from octavo.neighbours import busy_note
 from octavo.terminal import (
@@ -19,6 +19,7 @@ from octavo.terminal import (
     loaded,
     note,
     numbers,
+    options,
     plain_table,
     plot_option,
     refuse_given,

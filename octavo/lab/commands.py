@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from octavo.config import EngineConfig, options, take
-from octavo.terminal import OurGroup, as_json, crowded, loaded, note, numbers, plot_option
+from octavo.config import EngineConfig, take
+from octavo.terminal import (
+    OurGroup,
+    as_json,
+    crowded,
+    loaded,
+    note,
+    numbers,
+    options,
+    plot_option,
+)
 
 if TYPE_CHECKING:
     from octavo.assembly import Assembly
