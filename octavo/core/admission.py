@@ -441,7 +441,9 @@ class Admission:
 
     def _come_back(self, refusal: Unattainable, key: int, wanted: Wanted, now: float) -> None:
         """Keep a place for one that is refused, and tell it when that is."""
-        within, steps = wanted.ttft / self._factor, self._steps(now, _Queue())
+        # The margin twice: what is forecast when it comes may exceed what is forecast of that now,
+        # as what it takes may exceed what is forecast then.
+        within, steps = wanted.ttft / self._factor**2, self._steps(now, _Queue())
         alone = wanted.seconds + ceil(wanted.seconds / steps.prefill) * steps.besides
         if alone > within and key not in self.kept:
             # Beside the streams of now it would be late, were it the only one that waits: there is

@@ -82,7 +82,8 @@ class Kept:
 
     def keep(self, key: int, wanted: Wanted, within: float, soonest: float, now: float) -> float:
         """One is refused that could come in `soonest` seconds: in how many seconds it should (whole
-        ones, if there is a place). within: what must be forecast then, so that it is let in."""
+        ones, if there is a place). within: what is to be forecast then: less than it must, so
+        that it is let in though others are slower meanwhile than they are thought to be."""
         self._give_up(now)
         place = self._places.get(key)
         if place is not None:

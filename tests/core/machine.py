@@ -128,10 +128,12 @@ class Clocked(Machine):
         self.refused: dict[str, Unattainable] = {}
         self.steps: list[float] = []
         self._due: list[tuple[float, int, Request]] = []
+        self._asked = 0
 
     def at(self, *requests: Request) -> None:
         for request in requests:
-            heappush(self._due, (request.arrival, len(self._due), request))
+            self._asked += 1
+            heappush(self._due, (request.arrival, self._asked, request))
 
     def serve(self, until: float = inf) -> dict[str, Timing]:
         while (self._due or self.engine.has_work) and self.now < until:

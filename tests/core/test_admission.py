@@ -6,15 +6,18 @@ import contextlib
 import random
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
 from octavo.core.admission import Admission, Limits, known_by
+from octavo.core.batch import Batch
 from octavo.core.fair import fair
 from octavo.core.kept import Kept
 from octavo.core.policy import Policy, fcfs
 from octavo.core.request import NO_SLO, Request, Slo, Tier
 from octavo.core.slo import STRICT, slo
+from octavo.core.stats import Timing
 from octavo.core.steptime import GAMMA, UNKNOWN, Coefficients, StepFeatures, StepModel
 from octavo.errors import Overloaded, TenantLimit, TooTight, Unattainable
 from tests.core.machine import Clocked, ask, ttft
@@ -24,8 +27,10 @@ SLOW = Coefficients(0.010, 0.001, 1e-8, 1e-9, 1e-6, 1e-6)
 CHAT = Slo(ttft=2.0, tpot=0.1)
 
 
-def house(policy: Policy | None = None, limits: Limits | None = None) -> Clocked:
-    machine = Clocked(
+def house(
+    policy: Policy | None = None, limits: Limits | None = None, kind: type[Clocked] = Clocked
+) -> Clocked:
+    machine = kind(
         slo() if policy is None else policy,
         SLOW,
         num_blocks=1500,
@@ -128,6 +133,44 @@ def test_who_was_told_to_come_back_finds_its_place_kept(kept: bool) -> None:
             machine.admission.judge(replace(long, id="again", arrival=told), told)
             let_in += 1
     assert let_in >= 7 if kept else not let_in
+
+
+class Returning(Clocked):
+    """A house whose machine has another pace in each second, and whose refused ones, as long as
+    others come, are there again when they were told."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.paces = [1.0]
+        self.back: dict[str, bool] = {}  # whether they were let in then
+
+    def come(self, request: Request) -> None:
+        super().come(request)
+        refusal = self.refused.get(request.id)
+        if request.id in self.back:
+            self.back[request.id] = refusal is None
+        elif refusal is not None and refusal.kept and self._due:
+            name = f"{request.id} again"
+            self.back[name] = False
+            self.at(replace(request, id=name, arrival=self.now + refusal.retry_after))
+
+    def end(self, batch: Batch) -> None:
+        pace = self.paces[int(self.now) % len(self.paces)]
+        self.truth = replace(SLOW, fixed=pace * SLOW.fixed, token=pace * SLOW.token)
+        super().end(batch)
+
+
+def test_who_comes_back_is_let_in_though_the_machine_is_slower_by_then() -> None:
+    back, done = list[bool](), list[Timing]()
+    for seed in range(4):
+        machine = house(kind=Returning)
+        machine.paces = random.Random(seed).choices((0.9, 1.0, 1.1), k=60)
+        load(machine, 10.0, 300, seed=seed)
+        done += machine.serve().values()
+        back += machine.back.values()
+    assert len(back) > 100
+    assert sum(back) >= 0.9 * len(back)
+    assert sum(t.met for t in done) >= 0.99 * len(done)
 
 
 def test_forecasts_that_prove_hopeful_make_the_door_careful() -> None:
