@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -22,14 +23,15 @@ from client import free_port
 
 from octavo.benchmark import load, wire
 from octavo.core.request import Slo
+from octavo.neighbours import Neighbours
 from octavo.sim.workload import Item, Workload
 
 PATIENCE = 60.0  # seconds until a server must be there
 
 
 @contextlib.contextmanager
-def server(model: str, log: Path) -> Iterator[str]:
-    """`octavo serve --policy slo` in a process of its own; its address."""
+def server(model: str, log: Path) -> Iterator[tuple[str, int]]:
+    """`octavo serve --policy slo` in a process of its own; its address and process."""
     port = free_port()
     command = [
         sys.executable, "-m", "octavo", "serve", "-m", model, "--policy", "slo", "--port",
@@ -39,7 +41,7 @@ def server(model: str, log: Path) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=file, stderr=file)
     try:
         _wait(f"http://127.0.0.1:{port}/ready", process)
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", process.pid
     finally:
         process.terminate()
         process.wait(15)
@@ -54,9 +56,39 @@ def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError("the server did not come up")
 
 
-def visit(url: str, model: str, work: Workload, slo: Slo) -> dict[str, Any]:
-    """Send a workload; what became of it."""
-    return asyncio.run(_visit(wire.Target.of(url), model, work, slo))
+def visit(
+    url: str, process: int, model: str, work: Workload, slo: Slo, look: float
+) -> dict[str, Any]:
+    """Send a workload; what became of it. look: seconds between two looks at what others take of
+    the machine, beside this process and the server's."""
+    return asyncio.run(_visited(wire.Target.of(url), process, model, work, slo, look))
+
+
+async def _visited(
+    target: wire.Target, process: int, model: str, work: Workload, slo: Slo, look: float
+) -> dict[str, Any]:
+    others: list[float] = []
+    watch = asyncio.create_task(_watch(process, look, others))
+    try:
+        found = await _visit(target, model, work, slo)
+    finally:
+        watch.cancel()
+    return found | {"others": others}
+
+
+async def _watch(process: int, look: float, others: list[float]) -> None:
+    """What others take of the machine, again and again."""
+    while True:
+        around, spent, begun = Neighbours(), _spent(process), time.monotonic()
+        await asyncio.sleep(look)
+        its = (_spent(process) - spent) / (time.monotonic() - begun) / (os.cpu_count() or 1)
+        others.append(max(0.0, (around.share() or 0.0) - its))
+
+
+def _spent(process: int) -> float:
+    """Processor seconds of a process (Linux)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _visit(target: wire.Target, model: str, work: Workload, slo: Slo) -> dict[str, Any]:
@@ -83,12 +115,27 @@ async def _visit(target: wire.Target, model: str, work: Workload, slo: Slo) -> d
             again.append((due - start, retried))
 
     await asyncio.gather(*(one(item) for item in work.items))
-    return _said(first, again, work.items[-1].at, slo)
+    return _said(first, again, work.items[-1].at, slo) | {
+        "rows": [
+            *(_row(one, one.due - start, slo) for one in first),
+            *(_row(one, at, slo) | {"again": True} for at, one in again),
+        ]
+    }
 
 
 def _message(ask: load.Ask, target: wire.Target, item: Item, work: Workload, what: str) -> bytes:
     body = ask.body(item._replace(id=item.id + what), work.block_tokens)
     return target.message("POST", ask.path, body, ask.headers())
+
+
+def _row(one: load.Outcome, at: float, slo: Slo) -> dict[str, Any]:
+    """One visit: what it was told, and what it had."""
+    return {
+        "id": one.item.id, "at": round(at, 4), "prompt": one.item.prompt,
+        "output": one.item.output, "begun": one.lag, "took": one.ended - one.begun,
+        "error": one.error, "retry_after": one.retry_after, "forecast": one.predicted,
+        "ttft": one.ttft, "tpot": one.tpot, "met": one.met(slo),
+    }  # fmt: skip
 
 
 def _said(

@@ -141,10 +141,9 @@ class Ground:
         stage.warm(made)
         return made
 
-    def measured(self, key: Cell, make: Callable[[], Cell], *, alone: bool = True) -> Cell:
+    def measured(self, key: Cell, make: Callable[[], Cell]) -> Cell:
         """A cell of the ledger, or a real run. One beside others who took much of the machine says
-        nothing: it is kept as void, and the command ends. alone: whether this process is all that
-        there should be."""
+        nothing: it is kept as void, and the command ends."""
         key = {"model": self.name} | key
 
         def run() -> Cell:
@@ -152,12 +151,12 @@ class Ground:
                 raise OutOfTime("the budget is spent")
             before, others, begun = run_queue_delay(), Neighbours(), time.monotonic()
             value = make()
-            value |= {
+            value = {
                 "queue_delay_s": run_queue_delay() - before,
                 "neighbours": others.share(),
                 "wall_s": time.monotonic() - begun,
-            }
-            if alone and (value["neighbours"] or 0.0) >= CROWDED:
+            } | value  # a run that has more than this process knows better who others are
+            if (value["neighbours"] or 0.0) >= CROWDED:
                 self.ledger.write({"key": key, "void": True, "value": value})
                 raise OutOfTime(f"others took {value['neighbours']:.0%} of the machine")
             return value
@@ -401,10 +400,14 @@ class Gate:
 
     def look(self, _: Scheduler, __: object, done: float) -> None:
         if done > self._watched + WATCH:
-            share = self._others.share() or 0.0
-            if share > 3 * CROWDED:
-                raise OutOfTime(f"others take {share:.0%} of the machine")
+            hold_off(self._others.share() or 0.0)
             self._watched, self._others = done, Neighbours()
+
+
+def hold_off(share: float) -> None:
+    """Raises OutOfTime where others take too much of the machine for the moment."""
+    if share > 3 * CROWDED:
+        raise OutOfTime(f"others take {share:.0%} of the machine")
 
 
 # ---- figures ----

@@ -36,7 +36,17 @@ from typing import Any
 
 import numpy as np
 from doorstep import server, visit
-from ground import Cell, Contestant, Ground, Ledger, OutOfTime, contestant, visits_of
+from ground import (
+    WATCH,
+    Cell,
+    Contestant,
+    Ground,
+    Ledger,
+    OutOfTime,
+    contestant,
+    hold_off,
+    visits_of,
+)
 
 from octavo.core.batch import Batch, Row, SampleSpec, Want
 from octavo.core.request import Request, SamplingParams
@@ -189,6 +199,8 @@ def knee_of(
     ground: Ground, args: argparse.Namespace
 ) -> tuple[float, list[Contestant], list[list[str]]]:
     """The best knee on the engine, the settings tried, the best first, and what was seen."""
+    if args.knee and args.best:
+        return args.knee, [contestant(text) for text in args.best], []
     tried, best = candidates(ground)[:BEST], 0.0
     if args.knee:
         return args.knee, [who for _, who in tried], []
@@ -260,7 +272,7 @@ def _fared(cells: list[Cell]) -> list[str]:
 
 
 def admission(ground: Ground, args: argparse.Namespace) -> Found:
-    knee, _, _ = knee_of(ground, args)
+    knee = args.knee or knee_of(ground, args)[0]
     cells = []
     for times in (0.9, OVER):
         for seed in range(args.seeds):
@@ -424,7 +436,7 @@ def compare(real: list[float], made: list[float], bound: float) -> Cell:
 
 
 def fairness(ground: Ground, args: argparse.Namespace) -> Found:
-    knee, _, _ = knee_of(ground, args)
+    knee = args.knee or knee_of(ground, args)[0]
     rate, rows, out = VICTIM * knee, [], {}
     for text in args.policies or ["fair:32", "fair-slo", "fcfs:32"]:
         who, cells = contestant(text), {}
@@ -493,12 +505,12 @@ def kendall(a: list[float], b: list[float]) -> float:
 
 
 def door(ground: Ground, args: argparse.Namespace) -> Found:
-    knee, _, _ = knee_of(ground, args)
+    knee = args.knee or knee_of(ground, args)[0]
     found, rows = [], []
     key = {"run": "door", "rate": round(OVER * knee, 3), "seconds": ground.seconds}
     for seed in range(args.seeds):
         run = partial(_door, ground, OVER * knee, seed)
-        one = ground.measured(key | {"seed": seed}, run, alone=False)
+        one = ground.measured(key | {"seed": seed}, run)
         found.append(one)
         took = one["refusal_ms"] or dict.fromkeys(("P50", "P90", "P99", "P100"), float("nan"))
         rows.append([
@@ -513,8 +525,10 @@ def door(ground: Ground, args: argparse.Namespace) -> Found:
 
 def _door(ground: Ground, rate: float, seed: int) -> Cell:
     log = ground.ledger.path.with_suffix(".server.log")
-    with server(ground.name, log) as url:
-        return visit(url, ground.name, ground.load(rate, seed), ground.slo)
+    with server(ground.name, log) as (url, process):
+        found = visit(url, process, ground.name, ground.load(rate, seed), ground.slo, WATCH)
+    hold_off(max(found["others"]))
+    return found | {"neighbours": float(np.mean(found["others"]))}
 
 
 COMMANDS = {
@@ -536,6 +550,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3, help="Of a real run, for fidelity.")
     parser.add_argument("--knee", type=float, help="Requests a second; skips the search for it.")
+    parser.add_argument(
+        "--best", nargs="*", help="Beside --knee: the settings of fcfs to beat, the best first."
+    )
     parser.add_argument("--policies", nargs="*", help="For fairness: POLICY[:CHUNK[xROWS]].")
     parser.add_argument("--no-false", action="store_true", help="Admission without the replays.")
     parser.add_argument("--budget", type=float, default=1e9, help="Seconds of real runs.")
