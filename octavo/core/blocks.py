@@ -168,12 +168,15 @@ class BlockManager:
             if refs[block] == 0:
                 del cached[block]
             refs[block] += 1
-        new = array("i", shared)
-        for _ in range(need):
-            block = self._free.pop() if self._free else self._evict()
+        free = self._free
+        if need <= len(free):
+            new = free[: -need - 1 : -1]
+            del free[len(free) - need :]
+        else:
+            new = [free.pop() if free else self._evict() for _ in range(need)]
+        for block in new:
             refs[block] = 1
-            new.append(block)
-        seq.block_table = seq.block_table + new
+        seq.block_table = seq.block_table + array("i", [*shared, *new])
         return True
 
     def add(self, seq: Sequence) -> bool:

@@ -240,14 +240,16 @@ class Scheduler:
         for seq in self._running[: self.policy.moving(self._running)]:
             start = seq.num_scheduled
             n = len(seq.tokens) - start
-            if n > 1:
-                longer.append(seq)
-            elif n == 1 and len(chunks) < room:
+            if n == 1:
+                if len(chunks) >= room:
+                    continue
                 full = not start % size and start == len(seq.block_table) * size
                 if full and not self._make_room(seq, plan):
                     continue
                 chunks[seq] = _ONE
                 context += start
+            elif n > 1:
+                longer.append(seq)
         if plan.preempted:  # some may have had their token before they gave way
             context = sum(seq.num_scheduled for seq in chunks)
         used = len(chunks)

@@ -28,6 +28,7 @@ from octavo.errors import EngineError, InvalidRequest
 
 # A NamedTuple without the detour over its own __new__: a step makes one for each row.
 _new = tuple.__new__
+_MISSING = RowResult(error="missing")
 
 
 class Settler:
@@ -58,21 +59,36 @@ class Settler:
         self.note(rows, shape, result.finished - result.started, now)
         events = self._roster.take_news()
         live, results, size = self._roster.live, result.rows, self.blocks.block_size
-        num_drafted = 0
+        gained = num_drafted = 0
         for row in batch.rows:
             seq_id, start, _, _, wants = row
-            seq, res = live[seq_id], results.get(seq_id)
+            seq, res = live[seq_id], results.get(seq_id, _MISSING)
+            chosen, logprobs, _, error, embedding = res
             seq.num_steps += 1
-            if wants is not seq.standing or res is None or res[3] is not None or len(res[0]) != 1:
+            if wants is not seq.standing or error is not None or len(chosen) != 1:
                 num_drafted += len(seq.draft)
-                self._settle(seq, row, res, events, now)
+                so_far = len(events)
+                self._settle(seq, row, results.get(seq_id), events, now)
+                gained += sum([len(event[2]) for event in events[so_far:]])
                 continue
-            # What most rows are: one token in, the next one out.
+            # What most rows are: one token in, the next one out, and the stream goes on.
             seq.num_computed = new = start + 1
             if not new % size:
                 self._roster.publish(seq, start, new)
-            events.append(self._take(seq, res, now))
-        gained = sum([len(event[2]) for event in events])
+            gained += 1
+            request, tokens, token = seq.request, seq.tokens, chosen[0]
+            last = seq.first_token is None or len(tokens) + 1 >= seq.max_len
+            if last or token in request.stop_ids:
+                events.append(self._take(seq, res, now))
+                continue
+            seq.due += seq.pace
+            tokens.append(token)
+            told = None if request.params.logprobs is None else logprobs
+            event = (
+                request.id, seq.choice, chosen, told, None, None, None, seq.num_cached,
+                seq.num_preemptions, seq.num_drafted, seq.num_accepted, embedding,
+            )  # fmt: skip
+            events.append(_new(Event, event))
         self.count(shape, rows, gained, num_drafted, result.started, result.finished)
         return events
 

@@ -260,15 +260,15 @@ class SlackPace:
         decode = 0.0
         if decodes:
             decode = self._seconds(step)
-            self.tightest = min([seq.pace for seq in decodes])
-            self.soonest = min([seq.due for seq in decodes])
+            paces, dues = [seq.pace for seq in decodes], [seq.due for seq in decodes]
+            self.tightest, self.soonest = min(paces), min(dues)
             slack = self.soonest - now
             if self.tightest < decode:
-                self.tightest = min([s.pace for s in decodes if s.pace >= decode], default=inf)
+                self.tightest = min([pace for pace in paces if pace >= decode], default=inf)
             if slack < decode:
                 # Some are late. Those that cannot catch up any more are not waited for.
-                soon = now + SAVEABLE * decode
-                within = [s.due for s in decodes if s.due + SAVEABLE * s.pace > soon]
+                soon, each = now + SAVEABLE * decode, zip(paces, dues, strict=True)
+                within = [due for pace, due in each if due + SAVEABLE * pace > soon]
                 slack = min(within, default=inf) - now
         self._decode = decode
         self._allowed = max(min(SPEND * slack, MOST), decode)
@@ -303,16 +303,20 @@ class SlackPace:
         return int(model.most_tokens(step, 0, self._allowed / model.gamma - model.gap))
 
     def close(self, step: StepFeatures) -> None:
-        grain = self._house.model.gamma * self._house.prefill_seconds(0, 2 * GRAIN)
-        self._owed = grain + 0.5 * self._decode
+        self._owe()
         if self._asked:  # nobody is owed what nobody wanted
             had = max(0.0, self._seconds(step) - self._decode)
             self._credit = min(max(0.0, self._credit + SHARE * self._decode - had), self._owed)
 
+    def _owe(self) -> None:
+        """Two chunks of the least size, or half of what the decodes take."""
+        model = self._house.model
+        self._owed = model.gamma * model.prefilling(0, 2 * GRAIN) + 0.5 * self._decode
+
     def alone(self, step: StepFeatures) -> None:
         self._asked = False
         self._decode = self._allowed = self._seconds(step)
-        self.close(step)
+        self._owe()
 
 
 def least_missed(seq: Sequence, now: float, house: House) -> Loss:

@@ -33,6 +33,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import sqrt
+from operator import mul
 from typing import NamedTuple
 
 from octavo.core.batch import Batch
@@ -44,6 +45,8 @@ LEAN = 1e-4
 RECENT = 512  # steps over which errors are reported
 WINDOW = 128  # steps from which spread and bias are taken
 REFRESH = 16  # steps between two looks at the spread
+SOLVE = (4, 16)  # steps of a kind between two solutions, at first and once it is settled: in
+# sixteen no more than a sixtieth of the evidence is new, and what changes sooner is the pace's
 LATE = 32  # steps that say whether the machine has changed
 FEW = 3  # steps whose median is the pace
 LASTS = 0.3  # seconds: how soon a machine's pace is the usual one again
@@ -61,6 +64,9 @@ GAMMA = (1.03, 1.07, 1.25)  # least, first, most
 MANY = 1e9  # tokens, where they seem to cost nothing
 LOG = 16_384  # steps kept for the log
 PROOFS = 8  # steps that must have been as fast: one may be a slip of the clock
+
+# A NamedTuple without the detour over its own __new__: every step makes one.
+_new = tuple.__new__
 
 
 class StepFeatures(NamedTuple):
@@ -171,8 +177,11 @@ class _Fit:
     __slots__ = (
         "_edges",
         "_fastest",
+        "_fresh",
         "_gram",
         "_groups",
+        "_moved",
+        "_parts",
         "_prior",
         "_ratios",
         "_right",
@@ -189,10 +198,16 @@ class _Fit:
         names = [name for group in groups for name in group]
         self._prior = replace(prior, **{n: max(getattr(prior, n), least) for n in names})
         self._groups = groups
+        # Each coefficient as the prior has it, and the column that it belongs to, if to one.
+        at = {name: i for i, group in enumerate(groups) for name in group}
+        self._parts = [(v, at.get(n, -1)) for n, v in asdict(self._prior).items()]
         size = range(len(groups))
         self._theta = [1.0] * len(groups)
         self._gram = [[RIDGE * (i == j) for j in size] for i in size]
         self._right = [RIDGE] * len(groups)
+        # Steps that are not in the equations yet: (shape, 1 / seconds, weight, keep).
+        self._fresh: list[tuple[StepFeatures, float, float, float]] = []
+        self._moved = False  # since the fastest were last read beside the line
         self.solved = self._prior
         self.seen = 0
         self.pace = self.least = 1.0
@@ -207,9 +222,10 @@ class _Fit:
             seconds *= self._edges.get(_tile(features.tokens), _NO_EDGE)[0]
         return seconds
 
-    def follow(self, features: StepFeatures, seconds: float) -> float:
-        """A step took so long: mind the edge and the pace; by which factor the pace changed."""
-        usual, before = self.seconds(features), self.pace
+    def follow(self, features: StepFeatures, seconds: float, usual: float) -> float:
+        """A step took so long, and `usual` is what `seconds` says of it: mind the edge and the
+        pace; by which factor the pace changed."""
+        before = self.pace
         if not usual > 0.0:
             return 1.0
         ratio = seconds / usual
@@ -223,11 +239,16 @@ class _Fit:
         self.pace = _pace(self._ratios)
         if ratio < self.least or len(self._fastest) < PROOFS:
             self._fastest.append((features, seconds))
+            self._moved = True
             self.recall()
+        self._moved = True
         return self.pace / before
 
     def recall(self) -> None:
-        """Read the fastest steps beside the line of now, which they may have moved."""
+        """Read the fastest steps beside the line of now, if that has moved."""
+        if not self._moved:
+            return
+        self._moved = False
         self._fastest.sort(key=self._beside)
         del self._fastest[PROOFS:]
         if len(self._fastest) == PROOFS:
@@ -237,49 +258,62 @@ class _Fit:
         features, seconds = step
         return seconds / self.seconds(features)
 
-    def add(self, columns: tuple[float, ...], seconds: float, weight: float, keep: float) -> None:
+    def add(self, features: StepFeatures, seconds: float, weight: float, keep: float) -> None:
         """A step, `weight` times; the evidence before it fades by `keep`."""
-        gram, right, pull = self._gram, self._right, weight / seconds
-        for i, x in enumerate(columns):
-            scaled = pull * x
-            part = scaled / seconds
-            gram[i] = [keep * g + part * y for g, y in zip(gram[i], columns, strict=True)]
-            right[i] = keep * right[i] + scaled
+        self._fresh.append((features, 1.0 / seconds, weight, keep))
         self.seen += 1
 
-    def columns(self, features: StepFeatures) -> tuple[float, ...]:
-        """What the prior says that each column takes, in seconds."""
-        tokens, context, area, decodes, sampled = features
-        p = self._prior
+    def _fold(self) -> None:
+        """Put the fresh steps into the equations, all at once: that is much less work."""
+        gram, right, fresh, fade = self._gram, self._right, self._fresh, 1.0
+        weights = []
+        for _, _, weight, keep in reversed(fresh):
+            weights.append(weight * fade)
+            fade *= keep
+        weights.reverse()
+        columns = self._columns()
+        fresh.clear()
+        for i, column in enumerate(columns):
+            pulls, row = [*map(mul, weights, column)], gram[i]
+            right[i] = fade * right[i] + sum(pulls)
+            for j in range(i + 1):
+                row[j] = gram[j][i] = fade * row[j] + sum(map(mul, pulls, columns[j]))
+
+    def _columns(self) -> list[list[float]]:
+        """What the prior says that each column takes, as a share of what each fresh step took."""
+        p, steps = self._prior, [(*features, each) for features, each, _, _ in self._fresh]
+        token, bend, knee, decode, sample = p.token, p.bend, p.knee, p.decode, p.sample
+        fixed = [p.fixed * each for *_, each in steps]
+        bent = [bend * max(0.0, tokens - knee) * each for tokens, *_, each in steps]
+        contexts = [p.context * context * each for _, context, *_, each in steps]
         if len(self._groups) == 4:
-            rows = p.token * tokens + p.decode * decodes + p.sample * sampled
-            return p.fixed, rows, p.bend * max(0.0, tokens - p.knee), p.context * context
-        return (
-            p.fixed,
-            p.token * tokens,
-            p.bend * max(0.0, tokens - p.knee),
-            p.context * context,
-            p.area * area,
-            p.decode * decodes + p.sample * sampled,
-        )
+            rows = [(token * t + decode * d + sample * s) * each for t, _, _, d, s, each in steps]
+            return [fixed, rows, bent, contexts]
+        return [
+            fixed,
+            [token * tokens * each for tokens, *_, each in steps],
+            bent,
+            contexts,
+            [p.area * area * each for _, _, area, *_, each in steps],
+            [(decode * d + sample * s) * each for _, _, _, d, s, each in steps],
+        ]
+
+    def due(self, drifting: bool) -> bool:
+        """Whether it is time to solve again."""
+        settled = self.seen > SETTLED and not drifting
+        return self.seen < YOUNG or len(self._fresh) >= SOLVE[settled]
 
     def solve(self, sweeps: int) -> None:
         """Move toward the least error without a negative coefficient."""
+        self._fold()
         theta = self._theta
         for _ in range(sweeps):
             for i, (row, right) in enumerate(zip(self._gram, self._right, strict=True)):
-                rest = sum([g * th for g, th in zip(row, theta, strict=True)]) - row[i] * theta[i]
+                rest = sum(map(mul, row, theta)) - row[i] * theta[i]
                 # LEAN holds what no step has told apart where it is; forgetting wears out the ridge
                 theta[i] = max(0.0, (right + LEAN * theta[i] - rest) / (row[i] + LEAN))
-        prior = self._prior
-        self.solved = replace(
-            prior,
-            **{
-                name: getattr(prior, name) * th
-                for group, th in zip(self._groups, theta, strict=True)
-                for name in group
-            },
-        )
+        parts = [part if at < 0 else part * theta[at] for part, at in self._parts]
+        self.solved = Coefficients(*parts)
 
 
 _NO_EDGE = (1.0, 0)
@@ -327,6 +361,9 @@ class StepModel:
         self._errors: deque[float] = deque(maxlen=RECENT)  # predicted / seconds - 1
         self._spread = 0.25  # median of the absolute errors
         self._seen = 0
+        # The shape that was last asked about and what the long run says of it: most steps are
+        # asked about three times, when they are filled, go out and come back.
+        self._asked: tuple[StepFeatures | None, float] = (None, 0.0)
 
     @property
     def pace(self) -> float:
@@ -349,7 +386,11 @@ class StepModel:
     def predict(self, features: StepFeatures) -> float:
         """Seconds of a step of that shape now, most likely."""
         fit = self._mixed if features.prefill_area > 0.0 else self._decode
-        return fit.pace * fit.seconds(features)
+        asked, usual = self._asked
+        if asked is not features:
+            usual = fit.seconds(features)
+            self._asked = features, usual
+        return fit.pace * usual
 
     def decoding(self, rows: int, context: float) -> float:
         """Seconds of a step in which so many decode, with so much context in all, most likely."""
@@ -439,8 +480,12 @@ class StepModel:
         fit, other = self._mixed, self._decode
         if not features.prefill_area > 0.0:
             fit, other = other, fit
-        predicted = fit.pace * fit.seconds(features)
-        self.steps.append(Observation(features, seconds, predicted))
+        asked, usual = self._asked
+        if asked is not features:
+            usual = fit.seconds(features)
+        self._asked = (None, 0.0)
+        predicted = fit.pace * usual
+        self.steps.append(_new(Observation, (features, seconds, predicted)))
         error = predicted / seconds - 1.0
         self._errors.append(error)
         # Beyond five times the usual error a step counts as if it were just that far off.
@@ -450,11 +495,12 @@ class StepModel:
         keep = HURRY if self.drifting else KEEP
         # Errors are relative: one step out of nowhere that took no time would outweigh all others.
         weight = min(1.0, (SLIP * seconds / predicted) ** 2) if predicted > 0.0 else 1.0
-        fit.add(fit.columns(features), seconds, weight if trusted else min(weight, 1.0 / far), keep)
-        if young or fit.seen % 4 == 0:
+        fit.add(features, seconds, weight if trusted else min(weight, 1.0 / far), keep)
+        if young or fit.due(self.drifting):
             fit.solve(8 if young or self.drifting else 2)
+            usual = fit.seconds(features)
         link = LINKED if other.seen > SETTLED else 1.0  # what was hardly seen has none of its own
-        other.pace *= fit.follow(features, seconds) ** link
+        other.pace *= fit.follow(features, seconds, usual) ** link
         self._now = None
         self._seen += 1
         if self._seen % REFRESH == 0:
@@ -476,7 +522,8 @@ class StepModel:
     def _look(self) -> None:
         """Spread, bias and drift, from the latest steps."""
         recent = list(islice(reversed(self._errors), WINDOW))
-        sizes = sorted(map(abs, recent))
+        ordered = sorted(recent)
+        sizes = sorted(map(abs, ordered))
         self._spread = sizes[len(sizes) // 2]
         self._mixed.recall()
         self._decode.recall()
@@ -486,8 +533,7 @@ class StepModel:
         off = sum(late) / len(late) > DRIFT or not FAR[0] < min(paces) <= max(paces) < FAR[1]
         self.drifting = len(recent) >= LATE and off
         if len(recent) >= LATE:
-            slower = sorted([1.0 / (1.0 + error) for error in recent])  # seconds / predicted
-            tail = slower[int(0.9 * len(slower))]
+            tail = 1.0 / (1.0 + ordered[-1 - int(0.9 * len(ordered))])  # seconds / predicted
             self.gamma = GAMMA[2] if self.drifting else min(max(tail, GAMMA[0]), GAMMA[2])
 
     def waited(self, seconds: float) -> None:
@@ -538,8 +584,7 @@ def _misfit(prior: Coefficients, steps: list[tuple[StepFeatures, float]]) -> flo
     of the nearest seven eighths."""
     fits = (_Fit(prior, _DECODE), _Fit(prior, _MIXED))
     for shape, seconds in steps:
-        fit = fits[shape.prefill_area > 0.0]
-        fit.add(fit.columns(shape), seconds, 1.0, 1.0)
+        fits[shape.prefill_area > 0.0].add(shape, seconds, 1.0, 1.0)
     for fit in fits:
         fit.solve(32)
     errors = sorted(
@@ -552,9 +597,14 @@ def _misfit(prior: Coefficients, steps: list[tuple[StepFeatures, float]]) -> flo
 
 def _pace(ratios: deque[float]) -> float:
     """The median, drawn toward 1 where the ratios agree among themselves no better than with 1."""
-    half = len(ratios) // 2
-    middle = sorted(ratios)[half]
-    off, spread = middle - 1.0, sorted([abs(ratio - middle) for ratio in ratios])[half]
+    if len(ratios) < FEW:
+        half = len(ratios) // 2
+        middle = sorted(ratios)[half]
+        spread = sorted([abs(ratio - middle) for ratio in ratios])[half]
+    else:  # of three, the second of the distances is the lesser of the two that are any
+        low, middle, high = sorted(ratios)
+        spread = min(middle - low, high - middle)
+    off = middle - 1.0
     square = off * off
     return 1.0 + off * square / (square + spread * spread + 1e-12)
 

@@ -56,6 +56,7 @@ class Stretch:
         self._token = token
         self._bar = bar
         self._taken = 0
+        self._shape: StepFeatures | None = None
         self._counted = 0  # of these, what the order knows of
         self._starts = [seq.num_scheduled for seq in seqs]
         self._lasts = [seq.max_len - len(seq.tokens) for seq in seqs]  # steps that each has left
@@ -68,6 +69,7 @@ class Stretch:
 
     def _measure(self) -> None:
         """Of those that are left: how many, what they see in all, and when the next one ends."""
+        self._shape = None
         self._rows = len(self.seqs)
         self._context = sum(self._starts) + self._rows
         self.most = min(self._lasts, default=self._taken) - self._taken
@@ -75,8 +77,12 @@ class Stretch:
     @property
     def shape(self) -> StepFeatures:
         """Of the next step."""
-        rows = self._rows
-        return StepFeatures(rows, self._context + self._taken * rows, 0.0, rows, rows)
+        shape = self._shape
+        if shape is None:
+            rows = self._rows
+            context = self._context + self._taken * rows
+            shape = self._shape = StepFeatures(rows, context, 0.0, rows, rows)
+        return shape
 
     @property
     def ends(self) -> list[int]:
@@ -105,6 +111,7 @@ class Stretch:
         scheduler._mean_context = (shape.decode_context - rows) / rows
         scheduler._settler.note(rows, shape, finished - started, finished)
         self._taken += 1
+        self._shape = None
         self.most -= 1
         if blocks.prefix_caching:
             for seq in self._fills.get(self._taken % self._size, ()):
@@ -142,9 +149,6 @@ class Stretch:
     def _tell(self) -> None:
         """The order is told of the tokens since it was last told."""
         steps, self._counted = self._taken - self._counted, self._taken
-        before = self._taken - 1  # as it is when the last of these steps is filled
-        for seq, start in zip(self.seqs, self._starts, strict=True):
-            seq.num_scheduled = start + before
         for _ in range(steps):
             self._scheduler._order.decoded(self.seqs)
 

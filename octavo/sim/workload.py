@@ -148,13 +148,16 @@ class Workload:
         self, on: Callable[[Item], dict[str, Any]] = lambda _: {}
     ) -> Iterator[tuple[Item, Request]]:
         """Requests of the core, made one at a time, lengths forced. on: more of their fields."""
+        made: dict[int, SamplingParams] = {}  # by length: what checks itself is made once
         for number, item in enumerate(self.items):
             # Without identities a namespace of its own keeps a prompt from being anybody's prefix.
             shared = bool(item.blocks)
             prompt = _prompt(item, self.block_tokens) if shared else array("i", (1,)) * item.prompt
-            params = SamplingParams(
-                max_tokens=item.output, temperature=0.0, ignore_eos=True, speculation=False
-            )
+            params = made.get(item.output)
+            if params is None:
+                params = made[item.output] = SamplingParams(
+                    max_tokens=item.output, temperature=0.0, ignore_eos=True, speculation=False
+                )
             yield (
                 item,
                 Request(

@@ -297,6 +297,19 @@ def test_one_step_out_of_nowhere_moves_nothing(seconds: float, mixed: bool) -> N
     assert not model.drifting
 
 
+def test_evidence_is_the_same_whether_steps_are_taken_one_by_one_or_together() -> None:
+    at_once, singly = StepModel(TRUE)._mixed, StepModel(TRUE)._mixed
+    mixed = [step for step in shapes(40) if step.prefill_area][:16]
+    for i, step in enumerate(mixed):
+        for fit in (at_once, singly):
+            fit.add(step, 1.1 * TRUE.seconds(step), 1.0 / (1 + i % 3), 0.95 if i % 2 else 0.999)
+        singly._fold()
+    at_once._fold()
+    assert at_once._right == pytest.approx(singly._right)
+    for row, other in zip(at_once._gram, singly._gram, strict=True):
+        assert row == pytest.approx(other)
+
+
 def test_without_evidence_the_prior_predicts() -> None:
     for step in shapes(20):
         assert StepModel(TRUE).predict(step) == pytest.approx(TRUE.seconds(step), rel=1e-6)
