@@ -2,11 +2,12 @@
 
 Each tenant has a counter of the service it got: prompt tokens computed for it (what the prefix
 cache had costs nothing), and output tokens, which count double, over its weight. Next is always the
-tenant with the least. A tenant that had nothing waiting is lifted to the least of those that do,
-less a credit: who asks little and seldom has a burst served at once while others flood, instead of
-at half the speed, and nobody saves up more than that. Two tenants that both always have work
-waiting never get further apart than by
-2 max(the longest prompt, 2 tokens for each token that a batch can hold), and the credit.
+tenant with the least. A tenant that had nothing waiting is lifted to where the others are by now
+(`entrance`), less a credit: who asks little and seldom has a burst served at once while others
+flood, instead of at half the speed, and nobody saves up more than that. Two tenants that both
+always have work waiting never get further apart than by
+2 max(the longest prompt, 2 tokens for each token that a batch can hold), and the credit. One that
+always has, among however many that were never here before, gets its part among those.
 
 Which of a tenant's requests goes is up to another order, so `fair` goes with `slo`. Then paces are
 shared out too: one tenant's streams never take all that paces bear (`spared`), nor does one that
@@ -22,13 +23,13 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from octavo.core.entrance import CREDIT, Entrance
 from octavo.core.kept import LEAVES
 from octavo.core.policy import ALL, House, Offers, Order, Pace, Policy, fcfs
 from octavo.core.request import Sequence, State
 from octavo.core.steptime import StepFeatures
 
 PROMPT, OUTPUT = 1.0, 2.0  # what a token counts
-CREDIT = 2048.0  # tokens that one who comes back may be behind the others
 FAR = CREDIT / 2.0  # tokens: less than that is nobody far ahead of anybody
 SPARE = 8  # one row in so many is kept for other tenants, while there are any
 MEMORY = 60.0  # seconds after which a tenant that asked for nothing is not waited for
@@ -38,7 +39,8 @@ MAX_COUNTERS = 4096
 class Fair:
     """An order for each tenant that has something waiting, and the turn of the tenants.
 
-    A heap keeps the turn; counters only grow, so an entry that surfaces is brought up to date then.
+    A heap keeps the turn, that of equals as they came; counters only grow, so an entry that
+    surfaces is brought up to date then.
     """
 
     def __init__(
@@ -49,8 +51,9 @@ class Fair:
         self._house = house
         self._weights = weights
         self._orders: dict[str, Order] = {}
-        self._turn: list[tuple[float, str]] = []
-        self._left = 0.0  # the counter of the tenant that was last to have something waiting
+        self._entrance = Entrance(self.counters, weights)
+        self._turn: list[tuple[float, int, str]] = []
+        self._turns = 0
         self._seated: dict[str, set[int]] = {}
         self._latest: tuple[tuple[str, float], tuple[str, float]] | None = None
         self._now = 0.0
@@ -65,22 +68,17 @@ class Fair:
         self._met(tenant, now)
         order = self._orders.get(tenant)
         if order is None:
-            least = self._least(self._orders)
-            counter = self._lifted(tenant, least)
-            self._forget(least)
+            counter = self._entrance.enter(tenant, self._orders)
+            self._forget()
             self.counters[tenant] = counter
             order = self._orders[tenant] = self._inner(self._house)
-            heappush(self._turn, (counter, tenant))
+            self._queue(counter, tenant)
+        self._entrance.wait(tenant, seq.id)
         order.push(seq, now)
 
-    def _least(self, orders: Iterable[str]) -> float:
-        return min([self._counter(tenant) for tenant in orders], default=self._left)
-
-    def _lifted(self, tenant: str, least: float) -> float:
-        """The counter with which a tenant comes back. Who was never here has no credit: names are
-        cheap."""
-        known = self.counters.get(tenant)
-        return least if known is None else max(known, least - CREDIT)
+    def _queue(self, counter: float, tenant: str) -> None:
+        self._turns += 1
+        heappush(self._turn, (counter, self._turns, tenant))
 
     def _met(self, tenant: str, now: float) -> None:
         latest = self._latest
@@ -91,25 +89,26 @@ class Fair:
         else:
             self._latest = ((tenant, now), latest[0])
 
-    def _forget(self, least: float) -> None:
-        """Counters that a lift would overrule need not be kept."""
-        if len(self.counters) >= MAX_COUNTERS:
-            low = least - CREDIT
-            kept = {t: c for t, c in self.counters.items() if c > low or t in self._orders}
-            if len(kept) >= MAX_COUNTERS:
-                kept = {t: c for t, c in kept.items() if c > least or t in self._orders}
-            self.counters = kept
+    def _forget(self) -> None:
+        """Of too many that ask for nothing, those who got least are strangers again."""
+        counters = self.counters
+        if len(counters) >= MAX_COUNTERS:
+            middle = sorted(counters.values())[MAX_COUNTERS // 2]
+            for tenant, counter in list(counters.items()):
+                idle = tenant not in self._entrance and tenant not in self._orders
+                if idle and counter <= middle:
+                    del counters[tenant]
 
     def _first(self) -> str | None:
         """The tenant with the least counter among those with something waiting."""
         turn, counters = self._turn, self.counters
         while turn:
-            counter, tenant = turn[0]
+            counter, _, tenant = turn[0]
             if tenant not in self._orders:
                 heappop(turn)
             elif counter < counters[tenant]:
                 heappop(turn)
-                heappush(turn, (counters[tenant], tenant))
+                self._queue(counters[tenant], tenant)
             else:
                 return tenant
         return None
@@ -126,7 +125,7 @@ class Fair:
         # is among equals must not depend on how strings hash.
         going = dict.fromkeys(mine)
         open_ = True
-        aside: list[tuple[float, str]] = []
+        aside: list[tuple[float, int, str]] = []
         try:
             while (tenant := self._next_turn(going, open_)) is not None:
                 if tenant not in offers:
@@ -166,15 +165,15 @@ class Fair:
             return ((seq, ALL) for seq in started)
         return order.candidates(started, now)
 
-    def _exhausted(self, tenant: str, aside: list[tuple[float, str]]) -> None:
+    def _exhausted(self, tenant: str, aside: list[tuple[float, int, str]]) -> None:
         """A tenant offers no more in this step: it has nothing waiting, or may not sit down."""
         order = self._orders.get(tenant)
         if order is None:
             return
         if next(iter(order), None) is None:
             del self._orders[tenant]
-            self._left = self.counters[tenant]
-        elif self._turn and self._turn[0][1] == tenant:
+            self._entrance.left = self.counters[tenant]
+        elif self._turn and self._turn[0][2] == tenant:
             aside.append(heappop(self._turn))
 
     def _may_sit(self, tenant: str) -> bool:
@@ -226,6 +225,7 @@ class Fair:
 
     def ended(self, seq: Sequence) -> None:
         self._unseat(seq)
+        self._entrance.leave(seq.request.tenant, seq.id)
         order = self._orders.get(seq.request.tenant)
         if order is not None:
             order.ended(seq)
@@ -253,7 +253,7 @@ class Fair:
         if not orders:
             return least
         if own is None:
-            counter = self._lifted(tenant, self._least(orders))
+            counter = self._entrance.place(tenant, orders)
         token = self._house.model.per_token
         share = seconds / weights.get(tenant, 1.0)
         seconds -= work
@@ -291,7 +291,8 @@ class Fair:
         for order in self._orders.values():
             order.tidy(num_waiting)
         if len(self._turn) > 2 * len(self._orders) + 64:
-            self._turn = [(self.counters[t], t) for t in self._orders]
+            latest = {entry[2]: entry for entry in sorted(self._turn) if entry[2] in self._orders}
+            self._turn = list(latest.values())
             heapify(self._turn)
 
     def __iter__(self) -> Iterator[Sequence]:

@@ -141,7 +141,8 @@ class Clocked(Machine):
                 self.now = max(self.now, self._due[0][0])
             while self._due and self._due[0][0] <= self.now:
                 self.come(heappop(self._due)[2])
-            self.tick()
+            if self.engine.has_work:
+                self.tick()
         return {t.request_id: t for t in self.scheduler.stats.timings}
 
     def come(self, request: Request) -> None:

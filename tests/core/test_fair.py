@@ -21,6 +21,12 @@ FAST = Coefficients(0.005, 0.0005, 1e-8, 1e-9, 1e-6, 1e-6)
 LARGE = {"num_blocks": 700, "max_context": 400, "max_tokens": 128, "max_outputs": 512}
 
 
+# Beside eight streams of this pace a step has time for a chunk of a prompt, and for no more streams
+# than twenty.
+TIGHT = Slo(ttft=0.6, tpot=0.015)
+ROWS = LARGE | {"max_rows": 64, "num_blocks": 2000}
+
+
 def service(machine: Machine) -> Counter[str]:
     """Prompt tokens computed and output tokens of each tenant, at VTC's prices."""
     got: Counter[str] = Counter()
@@ -97,6 +103,44 @@ def test_names_that_were_never_here_have_no_credit() -> None:
     assert counters["new"] == counters["a"] > CREDIT
 
 
+def named(policy: Policy, most: int, names: int, deadlines: Slo) -> tuple[float, float, float]:
+    """One tenant always has work waiting; another names himself anew with every request, or has so
+    many names in turn, which were all here before; `most` of them are in the house. What the one
+    was served in twenty seconds, what its part was among those in the house, and all of it."""
+    machine = Clocked(policy, FAST, **(LARGE | {"max_rows": 8}))
+    for i in range(names):
+        machine.at(ask(f"w{i}", 4, 2, tenant=f"n{i}", slo=deadlines))
+    for i in range(500):
+        machine.at(ask(f"k{i}", 48, 20, arrival=0.5, tenant="known", slo=deadlines))
+    machine.serve(5.0)
+    before, part, sent = service(machine), 0.0, 0
+    while machine.now < 25.0:
+        here = Counter(seq.request.tenant for seq in machine.scheduler._live.values())
+        last = sum(service(machine).values())
+        for _ in range(most + here["known"] - here.total()):
+            name = f"n{sent % names if names else sent}"
+            machine.add(ask(f"x{sent}", 48, 20, arrival=machine.now, tenant=name, slo=deadlines))
+            sent += 1
+        machine.serve(machine.now + 0.05)
+        part += (sum(service(machine).values()) - last) / (len({*here, "known"}))
+    after = service(machine)
+    return after["known"] - before["known"], part, sum((after - before).values())
+
+
+@pytest.mark.parametrize("names", [0, 200])
+@pytest.mark.parametrize("most", [8, 60])
+@pytest.mark.parametrize("within", [None, slo()])
+def test_names_without_end_leave_one_that_always_waits_its_part(
+    within: Policy | None, most: int, names: int
+) -> None:
+    deadlines = Slo() if within is None else TIGHT
+    got, part, total = named(fair(within=within), most, names, deadlines)
+    # Those who come back may go before it by as much as was served to it and others.
+    share = 0.35 if names else 0.5
+    assert got >= share * part - (PROMPT * 48 + OUTPUT * 20)
+    assert 0 < got < total
+
+
 def test_what_a_preemption_repeats_is_not_charged_again() -> None:
     machine = Machine(fair(), num_blocks=16, prefix_caching=False)
     machine.scheduler.reserve.rho = 0.0
@@ -135,12 +179,6 @@ def test_a_flood_hardly_reaches_another_tenant() -> None:
     # It waits for the step that runs, and shares its own with the streams: 0.9 tpot each.
     assert flooded[-1] <= alone[-1] + 2 * 0.09
     assert unfair[-1] > 10 * alone[-1]
-
-
-# Beside eight streams of this pace a step has time for a chunk of a prompt, and for no more streams
-# than twenty.
-TIGHT = Slo(ttft=0.6, tpot=0.015)
-ROWS = LARGE | {"max_rows": 64, "num_blocks": 2000}
 
 
 def crowded(policy: Policy, seconds: float, flood: float, quiet: float) -> dict[str, Timing]:
