@@ -102,20 +102,9 @@ class _Steps(NamedTuple):
     besides: float
     tpot: float
 
-    def seconds(self, work: float, behind: float = 0.0) -> float:
-        """From the next one's start until so many seconds of prefill are done. What is `behind`
-        goes on in the last step, as far as there is any and that has time."""
-        steps, full = 1, self.first
-        begin, more = 0.0, work - full
-        if more > 0.0:
-            steps += ceil(more / self.prefill)
-            full += (steps - 1) * self.prefill
-            begin = full - self.prefill
-        full = min(full, begin + self.ending)
-        return min(work + behind, max(work, full)) + steps * self.besides
-
     def least(self, work: float) -> float:
-        """The same where it is part of more, whose steps are full."""
+        """From the next one's start until so many seconds of prefill are done that are part of
+        more, so that all steps are full."""
         return work + max(0.0, work - self.first) / self.prefill * self.besides
 
 
@@ -356,29 +345,35 @@ class Admission:
         Whoever joins is ahead of no deadline yet, so the steps after that are short (`setback`).
         """
         scheduler = self._scheduler
-        model, load = scheduler.model, scheduler.load(now)
-        others = load.waiting + len(scheduler.expected)
-        coming = ceil(queue.dated * load.waiting) + len(scheduler.expected) + rows
-        tpot = model.gap + scheduler.decode_seconds(coming, rows, context)
-        length = min(load.tightest, MOST)
+        model, load, expected = scheduler.model, scheduler.load(now), len(scheduler.expected)
+        work, behind, sooner, dated = queue
+        tightest, gap, gamma = load.tightest, model.gap, model.gamma
+        coming = ceil(dated * load.waiting) + expected + rows
+        tpot = gap + scheduler.decode_seconds(coming, rows, context)
+        length = min(tightest, MOST)
         whole = model.prefilling(0, scheduler.capacity.max_tokens)
         slack = min(SPEND * (load.due - load.start), MOST)
         life = length * max(1.0, scheduler.reserve.output("", scheduler.max_len))
-        joining = queue.sooner * others
+        joining = sooner * (load.waiting + expected)
         streams = scheduler.num_moving + 0.5 * joining
-        setback = 0.0 if isinf(load.tightest) else joining * length * (model.gamma / SPEND - 1.0)
-        ending = FINISHED * model.per_step / model.gamma
+        setback = 0.0 if tightest == inf else joining * length * (gamma / SPEND - 1.0)
+        ending = FINISHED * model.per_step / gamma
         ahead = 0.0
         for _ in range(ROUNDS):
             pace = model.lasting(ahead)
-            base = model.gap + pace * scheduler.beside_seconds(streams / (1.0 + 0.5 * ahead / life))
+            base = gap + pace * scheduler.beside_seconds(streams / (1.0 + 0.5 * ahead / life))
             prefill = min(max(length - base, LEAST_SHARE * length), whole)
             # The next step may take all by which the streams are ahead of their deadlines.
-            first = max(slack / model.gamma - base, prefill)
-            found = (load, coming, ahead, first, prefill, ending - base, base, tpot)
-            steps = _new(_Steps, found)
-            ahead = steps.seconds(pace * queue.work + setback, pace * queue.behind) - setback
-        return steps._replace(ahead=ahead)
+            first = max(slack / gamma - base, prefill)
+            # Until all is done; what is behind goes on in the last step, as far as that has time.
+            before, steps, full, begin = pace * work + setback, 1, first, 0.0
+            if before > first:
+                steps += ceil((before - first) / prefill)
+                full += (steps - 1) * prefill
+                begin = full - prefill
+            full = max(before, min(full, begin + (ending - base)))
+            ahead = min(before + pace * behind, full) + steps * base - setback
+        return _new(_Steps, (load, coming, ahead, first, prefill, ending - base, base, tpot))
 
     def _squeezed(
         self,

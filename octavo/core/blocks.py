@@ -34,7 +34,8 @@ def root_hash(namespace: bytes) -> BlockHash:
 
 def chain_hash(parent: BlockHash, tokens: array[int]) -> BlockHash:
     """The hash of a full block of tokens (32-bit, little-endian) that follows `parent`."""
-    return BlockHash(blake2b(parent + tokens.tobytes(), digest_size=32).digest())
+    # Not by calling BlockHash: a NewType is a function, and this is called for every block.
+    return blake2b(parent + tokens.tobytes(), digest_size=32).digest()  # type: ignore[return-value]
 
 
 def block_hashes(namespace: bytes, tokens: array[int], block_size: int) -> list[BlockHash]:
