@@ -254,7 +254,8 @@ class Admission:
         work = self._scheduler.model.prefilling(need[1], need[0])
         newcomer = _new(_Newcomer, (request.tenant, need[0], work, due))
         queue = self._queue(newcomer, line)
-        steps = self._steps(now, queue, request.params.n, len(request.prompt))
+        rows = request.params.n + self._scheduler.spared(request.tenant)
+        steps = self._steps(now, queue, rows, len(request.prompt))
         ttft = self._ttft(newcomer, steps)
         forecast = _new(Forecast, (ttft - request.arrival, steps.tpot))
         if not slo:
@@ -423,6 +424,7 @@ class Admission:
     ) -> Unattainable | TooTight:
         """What to tell the requests of a body of which one cannot be kept: never, or when."""
         first = requests[0]
+        self._scheduler.turned_away(first.tenant, now)
         needs = [self._needs(request) for request in requests]
         alone = Forecast(self._alone(needs), self._stream(requests))
         never = self._broken_by(first, *alone)

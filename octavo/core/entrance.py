@@ -36,6 +36,10 @@ class Entrance:
     def __contains__(self, tenant: str) -> bool:
         return tenant in self._here
 
+    def size(self, tenant: str) -> int:
+        """How many sequences it has in the house."""
+        return len(self._here.get(tenant, ()))
+
     def place(self, tenant: str, waiting: Collection[str]) -> float:
         """The counter with which a tenant would come now. Only looks: another thread may ask."""
         least, most = self._ends(waiting)

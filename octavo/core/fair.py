@@ -65,7 +65,7 @@ class Fair:
         if seq.num_output:  # preempted: all but its latest token was charged
             seq.charged = len(seq.tokens) - 1
         self._unseat(seq)
-        self._met(tenant, now)
+        self.met(tenant, now)
         order = self._orders.get(tenant)
         if order is None:
             counter = self._entrance.enter(tenant, self._orders)
@@ -80,7 +80,8 @@ class Fair:
         self._turns += 1
         heappush(self._turn, (counter, self._turns, tenant))
 
-    def _met(self, tenant: str, now: float) -> None:
+    def met(self, tenant: str, now: float) -> None:
+        """It asks. One pair is put in the place of another: two threads may both do so."""
         latest = self._latest
         if latest is None:
             self._latest = ((tenant, now), ("", -MEMORY - 1.0))
@@ -182,9 +183,11 @@ class Fair:
         spare = max(1, limit // SPARE) if limit > 1 and self._beside(tenant) else 0
         return len(self._seated.get(tenant, ())) < limit - spare
 
-    def spared(self, tenant: str) -> int:
-        """Rows that a tenant with as many as it has must leave to others."""
-        return len(self._seated.get(tenant, ())) // (SPARE - 1) if self._beside(tenant) else 0
+    def spared(self, tenant: str, waiting: bool = False) -> int:
+        """Rows that a tenant with as many as it has, with those that wait or without them, must
+        leave to others: at least one, for paces that bear few would be borne by one tenant's."""
+        rows = self._entrance.size(tenant) if waiting else len(self._seated.get(tenant, ()))
+        return -(-rows // (SPARE - 1)) if self._beside(tenant) else 0
 
     def _beside(self, tenant: str) -> bool:
         """Whether another tenant asked for something of late."""
@@ -332,6 +335,9 @@ class FairPace:
 
     def joins(self, running: int, tenant: str) -> bool:
         return self._all.joins(running + self._order.spared(tenant), tenant)
+
+    def leaves(self, tenant: str) -> int:
+        return self._order.spared(tenant, waiting=True)
 
     def room(self, step: StepFeatures, start: int, tenant: str) -> int:
         count = self._all.room(step, start, tenant)

@@ -43,6 +43,9 @@ class Behind:
         (self._offline if _offline(seq) else self._online)[seq.id] = seq
         self._of(seq).push(seq, now)
 
+    def met(self, tenant: str, now: float) -> None:
+        self.within.met(tenant, now)
+
     def candidates(self, started: list[Sequence], now: float) -> Offers:
         if not self._offline:
             yield from self.within.candidates(started, now)

@@ -68,6 +68,10 @@ class Order(Protocol):
         """`seq` waits now."""
         ...
 
+    def met(self, tenant: str, now: float) -> None:
+        """A tenant asked for something, and was refused at the door. The door's thread says so."""
+        ...
+
     def candidates(self, started: list[Sequence], now: float) -> Offers:
         """Running sequences that want more than one token (`started`) and waiting ones, each with
         the most tokens it may have now. A waiting one that still waits afterwards did not fit:
@@ -138,6 +142,10 @@ class Pace(Protocol):
     def joins(self, running: int, tenant: str) -> bool:
         """Whether one more, of a tenant, may join so many without breaking what those were
         promised."""
+        ...
+
+    def leaves(self, tenant: str) -> int:
+        """Rows that a tenant with what it has in the house must leave to others' streams."""
         ...
 
     def room(self, step: StepFeatures, start: int, tenant: str) -> int:
@@ -213,6 +221,9 @@ class Standing:
     def push(self, seq: Sequence, now: float) -> None:
         self._waiting.push(self._key(seq), seq)
 
+    def met(self, tenant: str, now: float) -> None:
+        pass
+
     def candidates(self, started: list[Sequence], now: float) -> Offers:
         waiting, key = self._waiting, self._key
         head = waiting.head()
@@ -266,6 +277,9 @@ class Unhurried:
 
     def joins(self, running: int, tenant: str) -> bool:
         return True
+
+    def leaves(self, tenant: str) -> int:
+        return 0
 
     def open(self, decodes: Collection[Sequence], step: StepFeatures, now: float) -> None:
         pass

@@ -580,6 +580,14 @@ class Scheduler:
         beyond = min(rows, total) * max(0.0, context - mean)
         return self.model.decoding(total, total * mean + beyond)
 
+    def turned_away(self, tenant: str, now: float) -> None:
+        """The door refused one of a tenant's: it is there, and others are to leave it something."""
+        self._order.met(tenant, now)
+
+    def spared(self, tenant: str) -> int:
+        """Rows of a step that one more of a tenant's must leave to others."""
+        return self._pace.leaves(tenant)
+
     def beside_seconds(self, rows: float) -> float:
         """Predicted seconds of a step beside the prompts in it, where so many decode."""
         rows = min(rows, float(self.capacity.max_rows))

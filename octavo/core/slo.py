@@ -125,6 +125,9 @@ class Earliest:
             if seq is not None and not self._lost(*self._work(seq)[:2], now):
                 self.push(seq, now)
 
+    def met(self, tenant: str, now: float) -> None:
+        pass
+
     # ---- the step ----
 
     def candidates(self, started: list[Sequence], now: float) -> Offers:
@@ -285,6 +288,9 @@ class SlackPace:
             return True
         rows = float(running + 1)
         return self._seconds(StepFeatures(rows, 0.0, 0.0, rows, rows)) <= self.tightest
+
+    def leaves(self, tenant: str) -> int:
+        return 0
 
     def room(self, step: StepFeatures, start: int, tenant: str) -> int:
         self._asked = True

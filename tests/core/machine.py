@@ -18,7 +18,7 @@ from octavo.core.request import Event, Request, SamplingParams
 from octavo.core.scheduler import Scheduler
 from octavo.core.stats import Timing
 from octavo.core.steptime import Coefficients, StepFeatures, StepModel
-from octavo.errors import Unattainable
+from octavo.errors import TooTight, Unattainable
 from tests.core.audit import VOCAB, AuditExecutor
 
 ROOMY = Capacity(
@@ -125,7 +125,7 @@ class Clocked(Machine):
         super().__init__(policy, model=StepModel(truth), **capacity)
         self.truth = truth
         self.admission: Admission | None = None
-        self.refused: dict[str, Unattainable] = {}
+        self.refused: dict[str, TooTight | Unattainable] = {}
         self.steps: list[float] = []
         self._due: list[tuple[float, int, Request]] = []
         self._asked = 0
@@ -150,7 +150,7 @@ class Clocked(Machine):
         if self.admission is not None:
             try:
                 request = self.admission.judge(request, self.now)
-            except Unattainable as error:
+            except (TooTight, Unattainable) as error:
                 self.refused[request.id] = error
                 return
         self.engine.add(request)

@@ -250,6 +250,27 @@ def test_streams_leave_room_for_another_tenants() -> None:
     assert alone - beside <= max(2, alone // 6)
 
 
+@pytest.mark.parametrize("pace", [0.008, 0.010, 0.012, 0.014])
+@pytest.mark.parametrize("gate", [False, True])
+def test_steady_streams_at_a_tight_pace_leave_room_for_another_tenants(
+    gate: bool, pace: float
+) -> None:
+    """Few rows are all that such a pace bears; one of them is for whoever else comes."""
+    machine = Clocked(fair(within=slo()), FAST, **ROWS)
+    machine.admission = Admission(machine.scheduler) if gate else None
+    steady = Slo(ttft=0.6, tpot=pace)
+    for i in range(240):
+        machine.at(ask(f"x{i}", 60, 300, arrival=i / 20, tenant="steady", slo=steady))
+    for i in range(12):
+        machine.at(ask(f"q{i}", 60, 30, arrival=i + 0.3, tenant="quiet", slo=TIGHT))
+    quiet = of(machine.serve(20.0), "quiet")
+    kept = [t for t in quiet if ttft(t) <= TIGHT.ttft and tpot(t) <= TIGHT.tpot]
+    assert len(kept) == len(quiet) >= (2 if gate else 12)
+    # Once it is known to be there it is refused for no pace; for places that are kept it may be.
+    whys = [str(why) for name, why in machine.refused.items() if name.startswith("q")]
+    assert sum("a token" in why for why in whys) <= 1
+
+
 def test_the_door_knows_what_waits_of_all_tenants_and_leaves_some_time_to_others() -> None:
     machine = Machine(fair(within=slo()), prefix_caching=False, max_rows=1)
     scheduler = machine.scheduler
