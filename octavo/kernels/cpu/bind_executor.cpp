@@ -363,12 +363,14 @@ void bind_executor(nb::module_& m) {
         "each reads the next `round` bytes of its own `share` bytes, prefetching `ahead` bytes ahead (0: not).");
   m.def("probe_ops",
         [](int threads, int kind, double seconds, const std::string& isa) {
-          if (kind < 0 || kind > 2) throw std::invalid_argument("0 int8, 1 bf16, 2 f32");
+          if (kind < 0 || kind > 4)
+            throw std::invalid_argument("0 int8, 1 bf16, 2 f32, 3 int8 scaled, 4 with minima");
           nb::gil_scoped_release release;
           return probe_ops(kernels_of(isa), threads, kind, seconds);
         },
         "threads"_a, "kind"_a, "seconds"_a, "isa"_a = "auto",
-        "Operations a second (a multiply-add is two); kind: 0 int8 products, 1 bf16, 2 f32.");
+        "Operations a second (a multiply-add is two); kind: 0 int8 products, 1 bf16, 2 f32;\n"
+        "what of 0 remains where each 32 need a float multiply-add for a scale: 3, or two: 4.");
   m.def("probe_barrier",
         [](int threads, double seconds) {
           nb::gil_scoped_release release;

@@ -37,8 +37,10 @@ struct RowTable {
   // For the probes. Sums n bytes (a multiple of 256) so that the reads are not elided; prefetches
   // `ahead` bytes ahead, or not at all for 0.
   float (*read_bytes)(const uint8_t* p, int64_t n, int64_t ahead);
-  // Runs `iterations` of 16 independent chains of the widest multiply-add; returns operations done.
-  // kind: 0 int8 dot, 1 bf16 dot, 2 f32 fma.
+  // Runs `iterations` of independent chains of the widest multiply-add; returns operations done.
+  // kind: 0 int8 dot, 1 bf16 dot, 2 f32 fma. What of 0 remains beside the float arithmetic of
+  // blocks of 32, which counts as no operation: 3 one multiply-add a block (a scale), 4 two (and a
+  // minimum).
   int64_t (*peak)(int kind, int64_t iterations, float* sink);
 };
 

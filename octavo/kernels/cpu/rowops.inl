@@ -188,6 +188,21 @@ int64_t peak(int kind, int64_t iterations, float* sink) {
 #pragma GCC unroll 12
       for (int c = 0; c < PEAK_CHAINS; ++c) f[c] = dot_bf16(f[c], w, 0x3f803f80u);
     }
+  } else if (kind == 3 || kind == 4) {
+    // Of 32 values 8 dot products, and a multiply-add of floats for their scale, another for their
+    // minimum.
+    constexpr int DOTS = 24;
+    per = 16 * 4 * 2 * DOTS / PEAK_CHAINS;
+    for (int64_t i = 0; i < iterations; ++i) {
+#pragma GCC unroll 24
+      for (int c = 0; c < DOTS; ++c) {
+        const B w = opaque(bytes);
+        I& chain = n[c % PEAK_CHAINS];
+        chain = dot_u8s8(chain, w, 0x01020304);
+        if (c % 8 == 3) f[c / 8] = fma(f[c / 8], x, x);
+        if (c % 8 == 7 && kind == 4) f[3 + c / 8] = fma(f[3 + c / 8], x, x);
+      }
+    }
   } else {
     per = 16 * 2;
     for (int64_t i = 0; i < iterations; ++i)
