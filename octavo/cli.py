@@ -160,8 +160,8 @@ Examples:
 """
 )
 @click.argument("prompt", nargs=-1, required=True)
-@options(EngineConfig)
 @options(TalkConfig)
+@options(EngineConfig)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but the text.")
@@ -309,8 +309,8 @@ Examples:
   octavo chat -m qwen2.5-coder-0.5b --system "Answer in one sentence"
 """
 )
-@options(EngineConfig)
 @options(TalkConfig)
+@options(EngineConfig)
 def chat(**flags: Any) -> None:
     """Talk with a model. /help lists the commands."""
     engine, talk = take(EngineConfig, flags), take(TalkConfig, flags)

@@ -42,7 +42,7 @@ def show_bytes(count: float) -> str:
 
 def knob(default: Any, text: str, **extra: Any) -> Any:
     """A field with its help. extra: short="-m", metavar="SIZE", size=True (takes 1GiB), output=True
-    (a file to be written)."""
+    (a file to be written), section="Steps" (under which --help has it, and the fields after it)."""
     return field(default=default, metadata={"help": text, **extra})
 
 
@@ -64,6 +64,7 @@ class EngineConfig:
         DEFAULT_MODEL,
         "Named model, GGUF file, Hugging Face directory or org/name.",
         short="-m",
+        section="Model and machine",
     )
     file: str | None = knob(
         None, "Take a named model's bytes from this file or folder, not from the network."
@@ -88,7 +89,7 @@ class EngineConfig:
     )
     pin: bool = knob(False, "Bind each compute thread to a core of its own.")
     max_context: int | None = knob(None, "Longest sequence in tokens (default: the model's own).")
-    max_rows: int = knob(64, "Most sequences computed in one step.")
+    max_rows: int = knob(64, "Most sequences computed in one step.", section="Steps")
     max_batch_tokens: int = knob(512, "Most tokens computed in one step (prefill chunk).")
     prefix_caching: bool = knob(True, "Re-use KV blocks of prompts that begin alike.")
     policy: Literal["fcfs", "priority", "sjf", "fair", "slo", "fair-slo", "static"] = knob(
@@ -119,7 +120,11 @@ class EngineConfig:
 class ServerConfig:
     """The door: where it stands, who may enter, how many at once. Times in seconds."""
 
-    host: str = knob("127.0.0.1", "Address to bind; any but loopback needs --api-key-file.")
+    host: str = knob(
+        "127.0.0.1",
+        "Address to bind; any but loopback needs --api-key-file.",
+        section="Address and keys",
+    )
     port: int = knob(8000, "Port to bind; 0 picks a free one.", short="-p")
     served_model_name: str | None = knob(None, "Name that clients use (default: the model's).")
     api_key_file: str | None = knob(
@@ -139,7 +144,9 @@ class ServerConfig:
         metavar="ORIGIN",
     )
     timeout: float = knob(
-        600.0, "Most seconds a request may take; x-octavo-timeout-ms asks for less."
+        600.0,
+        "Most seconds a request may take; x-octavo-timeout-ms asks for less.",
+        section="Queue and deadlines",
     )
     max_queue: int = knob(256, "Most requests waiting or running; more are told when to return.")
     slo: tuple[str, ...] = knob(
@@ -150,50 +157,63 @@ class ServerConfig:
         metavar="[TIER:]NAME=S,...",
     )
     max_queued_tokens: int | None = knob(
-        None, "Most prompt tokens waiting for their first token; more are told when to return."
+        None,
+        "Most prompt tokens waiting for their first token; more are told when to return (default: "
+        "any number).",
     )
     max_queued_seconds: float = knob(
         300.0, "Most seconds that the prompts which wait would take, by this machine's own speed."
     )
     max_tenant_tokens: int | None = knob(
-        None, "Most tokens of one API key (or `user`) being served at once."
+        None, "Most tokens of one API key (or `user`) being served at once (default: any number)."
     )
-    traces: int = knob(
-        1024,
-        "Latest requests of which /v1/requests/ID/trace can say why they took as long as they did "
-        "(times and counts, no text).",
-    )
-    step_log: str | None = knob(
-        None,
-        "Write the latest steps' shapes and times here (JSON lines) when the server ends.",
-        output=True,
+    strict: bool = knob(
+        False,
+        "Refuse unknown fields of requests; else they are named in x-octavo-ignored.",
+        section="What a request may ask for",
     )
     max_body: int = knob(16 * 2**20, "Largest request body.", size=True)
+    max_n: int = knob(8, "Largest `n` of one request.")
+    max_prompts: int = knob(64, "Most prompts in one completions request.")
+    max_inputs: int = knob(2048, "Most texts in one embeddings request.")
+    max_stops: int = knob(4, "Most stop strings of one request.")
+    max_logprobs: int = knob(20, "Most alternatives that log-probabilities may be asked for.")
+    max_stored: int = knob(
+        256, "Most responses kept in memory for each API key, for previous_response_id; 0 for none."
+    )
     batch_dir: str | None = knob(
-        None, "Keep files and batches in this directory: /v1/files and /v1/batches (default: off)."
+        None,
+        "Keep files and batches in this directory: /v1/files and /v1/batches (default: off).",
+        section="Files and batches",
     )
     max_file: int = knob(100 * 2**20, "Largest file to upload.", size=True)
     max_file_storage: int = knob(2 * 2**30, "Most bytes of files of one API key.", size=True)
     max_files: int = knob(1000, "Most files of one API key.")
     max_batch_requests: int = knob(50_000, "Most requests in one batch.")
     file_days: int = knob(30, "Days after which files are deleted.")
-    max_n: int = knob(8, "Largest `n` of one request.")
+    max_connections: int | None = knob(
+        None,
+        "Most open connections (default: as many files as may be open, less some).",
+        section="Connections",
+    )
     max_bodies: int = knob(
         256 * 2**20, "Most bytes of bodies that are on their way, of all requests.", size=True
     )
     max_head: int = knob(64 * 2**10, "Largest head (request line and headers).", size=True)
-    max_connections: int | None = knob(
-        None, "Most open connections (default: as many files as may be open, less some)."
+    head_timeout: float = knob(30.0, "Seconds in which a head must have come.")
+    body_timeout: float = knob(60.0, "Seconds in which a body must have come.")
+    send_timeout: float = knob(60.0, "Seconds after which a client that reads nothing is dropped.")
+    keepalive: float = knob(10.0, "Seconds of silence before a stream gets a comment line.")
+    traces: int = knob(
+        1024,
+        "Latest requests of which /v1/requests/ID/trace can say why they took as long as they did "
+        "(times and counts, no text).",
+        section="Watching and stopping",
     )
-    max_prompts: int = knob(64, "Most prompts in one completions request.")
-    max_inputs: int = knob(2048, "Most texts in one embeddings request.")
-    max_stops: int = knob(4, "Most stop strings of one request.")
-    max_logprobs: int = knob(20, "Most alternatives that log-probabilities may be asked for.")
-    strict: bool = knob(
-        False, "Refuse unknown fields of requests; else they are named in x-octavo-ignored."
-    )
-    max_stored: int = knob(
-        256, "Most responses kept in memory for each API key, for previous_response_id; 0 for none."
+    step_log: str | None = knob(
+        None,
+        "Write the latest steps' shapes and times here (JSON lines) when the server ends.",
+        output=True,
     )
     vllm_metric_names: bool = knob(
         False, "In /metrics, what means the same under vLLM's names too: its dashboards work."
@@ -210,12 +230,8 @@ class ServerConfig:
     log_level: Literal["debug", "info", "warning", "error"] = knob(
         "info", "Least that is said; debug has requests that only look (health, metrics) too."
     )
-    head_timeout: float = knob(30.0, "Seconds in which a head must have come.")
-    body_timeout: float = knob(60.0, "Seconds in which a body must have come.")
-    send_timeout: float = knob(60.0, "Seconds after which a client that reads nothing is dropped.")
-    keepalive: float = knob(10.0, "Seconds of silence before a stream gets a comment line.")
-    drain: float = knob(30.0, "Seconds that running requests get to finish on shutdown.")
     stall: float = knob(60.0, "Seconds without a finished step before /ready says no.")
+    drain: float = knob(30.0, "Seconds that running requests get to finish on shutdown.")
 
     def __post_init__(self) -> None:
         _need(0 <= self.port < 65536, "port", "in [0, 65535]", self.port)
@@ -261,7 +277,7 @@ class ServerConfig:
 class TalkConfig:
     """How `octavo run` and `octavo chat` choose tokens."""
 
-    system: str | None = knob(None, "System message.", short="-s")
+    system: str | None = knob(None, "System message.", short="-s", section="Answer")
     max_tokens: int | None = knob(
         None,
         "Most tokens to write; the model usually stops before (default: 1024, or what the context "

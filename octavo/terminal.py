@@ -55,8 +55,28 @@ def crowded(threads: int | None) -> None:
         click.secho(text, fg="yellow", err=True)
 
 
+class Knob(click.Option):
+    """An option that --help shows under a section of its own."""
+
+    def __init__(self, *args: Any, section: str | None = None, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.section = section
+
+
 class OurCommand(click.Command):
-    """A command that writes no file over what it reads, nor over another that it writes."""
+    """A command that writes no file over what it reads, nor over another that it writes; its own
+    options come first in --help, what many commands share after them."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if isinstance(param, click.Option) and record is not None:
+                section = getattr(param, "section", None) or "Options"
+                sections.setdefault(section, []).append(record)
+        for section, records in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(records)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
@@ -80,9 +100,16 @@ def _one(path: str, other: str) -> bool:
 
 
 class OurGroup(click.Group):
-    """A group of commands that names the nearest where there is none of that name."""
+    """A group of commands that names the nearest where there is none of that name, and lists each
+    with its whole first sentence."""
 
     command_class = OurCommand
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(MACHINE_WIDTH)) for name, one in found
+                                if one is not None and not one.hidden])  # fmt: skip
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -304,6 +331,7 @@ def options(cls: type, *, skip: tuple[str, ...] = (), **defaults: Any) -> Callab
     this command, where they are others than the fields' own."""
 
     def add(command: Any) -> Any:
+        sections = _sections(cls)
         for item in reversed(dataclasses.fields(cls)):
             if item.name in skip:
                 continue
@@ -311,6 +339,7 @@ def options(cls: type, *, skip: tuple[str, ...] = (), **defaults: Any) -> Callab
             flag = "--" + item.name.replace("_", "-")
             default = defaults.get(item.name, item.default)
             extra: dict[str, Any] = {"help": meta["help"], "default": default}
+            extra |= {"cls": Knob, "section": sections[item.name]}
             if "metavar" in meta:
                 extra["metavar"] = meta["metavar"]
             extra["show_default"] = default not in (None, ())
@@ -333,6 +362,15 @@ def options(cls: type, *, skip: tuple[str, ...] = (), **defaults: Any) -> Callab
         return command
 
     return add
+
+
+def _sections(cls: type) -> dict[str, str | None]:
+    """The section of each field: its own, or that of the field before it."""
+    found: dict[str, str | None] = {}
+    section = None
+    for item in dataclasses.fields(cls):
+        section = found[item.name] = item.metadata.get("section", section)
+    return found
 
 
 def _annotation(cls: type, name: str) -> Any:

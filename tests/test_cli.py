@@ -83,6 +83,37 @@ def test_every_field_is_a_flag_with_help() -> None:
     assert "half of the memory that is free" in text
 
 
+def headings(text: str) -> dict[str, list[str]]:
+    """The flags of a help, by the heading they stand under."""
+    found: dict[str, list[str]] = {}
+    heading = ""
+    for line in text.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            heading = line[:-1]
+        elif (flag := re.match(r" +(?:-\w, )?(--[\w-]+)", line)) and heading:
+            found.setdefault(heading, []).append(flag[1])
+    return found
+
+
+def test_the_own_options_come_first_and_each_stands_once_under_its_heading() -> None:
+    for words in (["serve"], ["run"], ["chat"], ["bench", "step"], ["lab", "kv"]):
+        found = headings(call(*words, "--help").stdout)
+        assert next(iter(found)) == "Options"
+        assert "--help" in found["Options"]
+        assert "--model" in found["Model and machine"]
+        assert "--policy" in found["Steps"]
+        flags = [flag for under in found.values() for flag in under]
+        assert len(flags) == len(set(flags))
+    assert "--temperature" in headings(call("run", "--help").stdout)["Answer"]
+    assert "--max-queue" in headings(call("serve", "--help").stdout)["Queue and deadlines"]
+
+
+def test_no_command_is_listed_with_half_a_sentence() -> None:
+    for words in ([], ["bench"], ["lab"]):
+        listed = call(*words, "--help").stdout.partition("Commands:")[2].partition("Examples:")[0]
+        assert listed and "..." not in listed
+
+
 def test_flags_reach_the_configuration(fake: list[EngineConfig]) -> None:
     flags = ["--kv-memory", "1.5GiB", "--threads", "3", "--no-prefix-caching", "--act", "fp32"]
     assert call("run", "hi", "-m", "x.gguf", *flags).exit_code == 0

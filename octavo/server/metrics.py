@@ -57,7 +57,10 @@ ENGINE = (
     Row("kv_reserve", "kv_reserve_ratio", "Share of the expected output that is kept free.", True),
     Row("steptime_error", "step_time_error_ratio", "Mean error of predicted step times.", True),
     Row(
-        "steptime_bias", "step_time_bias_ratio", "Their mean signed error; above 0: too long.", True
+        "steptime_bias",
+        "step_time_bias_ratio",
+        "Mean signed error of predicted step times; above 0: too long.",
+        True,
     ),
     Row("steptime_gamma", "step_time_margin_ratio", "Factor on predicted step times.", True),
     Row("steptime_pace", "step_time_pace_ratio", "Step times of now beside the usual.", True),
@@ -83,7 +86,7 @@ ENGINE = (
     ),
     Row("requests", "engine_requests", "Requests that the scheduler took."),
     Row("refused", "engine_refused", "Requests that the scheduler refused."),
-    Row("capped", "engine_capped", "Requests refused at the door: too much in the house."),
+    Row("capped", "engine_capped", "Requests refused at the door, for a cap was reached."),
     Row("added", "engine_added", "Sequences queued."),
     Row("admitted", "engine_admitted", "Sequences that were let into a step."),
     Row("held", "engine_held", "Times one waited for another to compute a shared prefix."),

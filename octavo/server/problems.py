@@ -177,4 +177,6 @@ def http_problem(error: HTTPException, scope: Scope) -> Response:
     headers = dict(error.headers or {})
     if status == 401:
         headers["www-authenticate"] = "Bearer"
+    if status == 501:  # OpenAI's clients send whatever is a 5xx again, twice
+        headers["x-should-retry"] = "false"
     return reply_json({"error": body}, status, headers)

@@ -623,6 +623,17 @@ def test_without_a_directory_both_say_how_to_get_them() -> None:
             assert "--batch-dir" in answer.json()["error"]["message"]
 
 
+def test_what_is_not_offered_is_not_asked_for_again() -> None:
+    with outside(House(port=0)) as standing:
+        sent: list[str] = []
+        hooks = {"request": [lambda request: sent.append(request.url.path)]}
+        with httpx.Client(event_hooks=hooks) as counted:
+            caller = client(standing).with_options(http_client=counted, max_retries=2)
+            with pytest.raises(openai.InternalServerError):
+                caller.files.list()
+        assert sent == ["/v1/files"]
+
+
 # ---- the store ----
 
 
