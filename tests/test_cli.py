@@ -111,7 +111,8 @@ def test_the_own_options_come_first_and_each_stands_once_under_its_heading() -> 
 def test_no_command_is_listed_with_half_a_sentence() -> None:
     for words in ([], ["bench"], ["lab"]):
         listed = call(*words, "--help").stdout.partition("Commands:")[2].partition("Examples:")[0]
-        assert listed and "..." not in listed
+        assert listed
+        assert "..." not in listed
 
 
 def test_flags_reach_the_configuration(fake: list[EngineConfig]) -> None:
