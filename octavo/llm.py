@@ -184,8 +184,9 @@ class LLM:
     ) -> list[Completion]:
         """One `Completion` per prompt, in order. A prompt is a text or its token ids.
 
-        params: one for all, or one each. progress: a bar on stderr; None shows it on a terminal
-        when there are several prompts. Raises `InvalidRequest` before anything runs.
+        params: one for all, or one each; without `max_tokens` a text goes on to a stop token, or
+        to the end of the context. progress: a bar on stderr; None shows it on a terminal when
+        there are several prompts. Raises `InvalidRequest` before anything runs.
         """
         texts, requests = self._requests(prompts, params)
         return self._complete(texts, requests, progress)

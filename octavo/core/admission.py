@@ -287,18 +287,18 @@ class Admission:
         return max(self._scheduler.model.gamma, self._scheduler.margin.factor)
 
     def _broken_by(self, request: Request, ttft: float, tpot: float) -> str | None:
-        """Which of the request's own promises such times would break, if any."""
+        """Which of the request's own promises such times, which have their margin, would break."""
         slo = request.slo
         if slo.ttft is not None and ttft > slo.ttft:
-            return f"the first token would take {ttft * 1e3:.0f} ms"
+            return f"the first token might take {ttft * 1e3:.0f} ms"
         if slo.tpot is not None and tpot > STRICT * slo.tpot:
-            return f"a token would take {tpot * 1e3:.1f} ms"
+            return f"a token might take {tpot * 1e3:.1f} ms"
         if slo.e2e is not None:
             most = request.params.max_tokens or self._scheduler.max_len
             output = self._scheduler.reserve.output(request.tenant, most)
             seconds = ttft + tpot * max(0.0, output - 1.0)
             if seconds > slo.e2e:
-                return f"about {output:.0f} tokens of output would take {seconds:.1f} s"
+                return f"about {output:.0f} tokens of output might take {seconds:.1f} s"
         return None
 
     def _work(self, count: int, cached: int) -> float:

@@ -293,7 +293,7 @@ def test_a_refusal_says_what_was_predicted_and_when_to_come_back() -> None:
     machine.admission, admission = None, machine.admission
     machine.serve(until=0.3)
     machine.admission = admission
-    with pytest.raises(Unattainable, match="first token would take") as caught:
+    with pytest.raises(Unattainable, match="first token might take") as caught:
         machine.admission.judge(ask("late", 900, 2, arrival=machine.now, slo=CHAT), machine.now)
     refusal = caught.value
     assert refusal.code == "slo_unattainable"
@@ -308,9 +308,9 @@ def test_a_refusal_says_what_was_predicted_and_when_to_come_back() -> None:
 
 def test_a_pace_below_the_machine_s_floor_is_refused_at_once_and_says_why() -> None:
     machine = house()
-    with pytest.raises(TooTight, match=r"even when it is idle: a token would take 11\.\d ms"):
+    with pytest.raises(TooTight, match=r"even when it is idle: a token might take 11\.\d ms"):
         machine.admission.judge(ask("r", 10, 9, slo=Slo(tpot=0.005)), 0.0)
-    with pytest.raises(TooTight, match="output would take"):
+    with pytest.raises(TooTight, match="output might take"):
         machine.admission.judge(ask("r", 10, 2000, slo=Slo(e2e=0.5)), 0.0)
 
 
