@@ -152,9 +152,10 @@ def finding(values: dict[str, Any]) -> Finding:
         )
         for cell in values["cells"]
     )  # fmt: skip
+    many = "1 prompt" if values["prompts"] == 1 else f"{values['prompts']} prompts"
     title = (
-        f"{values['model']}: {values['streams']} streams, {values['prompts']} prompts of "
-        f"{values['prompt']} tokens arrive beside them; "
+        f"{values['model']}: {values['streams']} streams, and beside them {many} of "
+        f"{values['prompt']} tokens; "
         f"{stage.spread(values['had']['rounds'])}"
     )
     says = (_says(values), *stage.shortened(values), *busy_note(values))

@@ -243,11 +243,11 @@ def shortened(values: Mapping[str, Any]) -> tuple[str, ...]:
     """A paragraph where there was no time for all that was asked for: `asked` and `had`, by what
     they count."""
     less = [
-        f"{had} {what}, not {asked}"
+        f"{had} of {asked} {what}"
         for (what, asked), had in zip(values["asked"].items(), values["had"].values(), strict=True)
         if had < asked
     ]
-    return (f"So as to end in two minutes there are {'; '.join(less)}.",) if less else ()
+    return (f"Cut short so as to end in two minutes: {'; '.join(less)}.",) if less else ()
 
 
 def warm(assembly: Assembly) -> None:

@@ -261,7 +261,8 @@ def _stepped(steps: dict[str, Any]) -> str:
     shared = f"shared with {others:.1f} others" if others >= 0.05 else "alone"
     if others >= 0.05 and count > 1:
         shared += " on average"
-    tokens = f"{steps['mean_tokens']:.0f} tokens{' each' if count > 1 else ''}"
+    tokens = f"{steps['mean_tokens']:.0f}"
+    tokens += f" token{'' if tokens == '1' else 's'}{' each' if count > 1 else ''}"
     word = "step" if count == 1 else "steps"
     return f"{count} {word} of {steps['mean_ms']:.1f} ms, {shared} ({tokens})"
 

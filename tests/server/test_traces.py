@@ -57,6 +57,7 @@ async def test_a_trace_adds_up() -> None:
         assert any("came from the prefix cache" in line for line in found["why"])
         cold = (await client.get(f"/v1/requests/{first.json()['id']}/trace")).json()
         assert cold["choices"][0]["cached_why"] == "new"
+        assert any(line.endswith("alone (1 token each)") for line in cold["why"])
 
 
 async def test_no_text_and_no_token_is_kept() -> None:
