@@ -14,14 +14,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import uvicorn
 
 import octavo
-from octavo.assembly import Assembly
+from octavo.assembly import Assembly, Template
 from octavo.config import ServerConfig
 from octavo.core.admission import Admission, Limits
-from octavo.errors import InvalidRequest, Overloaded
+from octavo.errors import InvalidRequest, OctavoError, Overloaded
 from octavo.server import certificate
 from octavo.server.app import App
 from octavo.server.auth import Keys
@@ -147,8 +148,17 @@ async def _drain(app: App, shutdown: Shutdown) -> None:
         await asyncio.sleep(0.02)
 
 
+def rehearse(template: Template | None) -> None:
+    """Write one conversation, so that the first caller does not wait for the template's compiler.
+    What is wrong with it, if something is, each caller is told."""
+    if template is not None:
+        with suppress(OctavoError):
+            template([{"role": "user", "content": "Hello"}])
+
+
 def application(made: Assembly, config: ServerConfig, keys: Keys) -> App:
     """The application that serves an assembled model."""
+    rehearse(made.template)
     served = Served(
         name=config.served_model_name or made.name,
         tokenizer=made.tokenizer,

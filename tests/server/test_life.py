@@ -17,7 +17,7 @@ import pytest
 from octavo.config import ServerConfig
 from octavo.errors import InvalidRequest
 from octavo.server import logs
-from octavo.server.serve import bind
+from octavo.server.serve import bind, rehearse
 from tests.server.fakes import FakeExecutor
 from tests.server.house import House, chat, completion, events, outside
 
@@ -261,3 +261,15 @@ def test_a_crowd_of_streams_all_end_and_leave_nothing() -> None:
         assert all(events(text)[-1] == "[DONE]" for text in results)
         assert house.idle()
         house.scheduler.check()
+
+
+def test_a_template_is_compiled_before_anybody_asks_and_one_that_refuses_stops_no_server() -> None:
+    seen: list[list[dict[str, str]]] = []
+
+    def template(messages: list[dict[str, str]]) -> list[int]:
+        seen.append(messages)
+        raise InvalidRequest("this template wants a system message", "messages")
+
+    rehearse(template)
+    rehearse(None)
+    assert [message["role"] for messages in seen for message in messages] == ["user"]
