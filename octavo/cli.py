@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import io
 import json
+import logging
 import os
 import shlex
 import signal
@@ -527,27 +528,42 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: str | None) -> No
 
 class _Recording:
     """The file of --record. What was there is lost only once the server serves: one that cannot
-    start leaves it alone."""
+    start leaves it alone. And whoever is served goes on where the disk is full: the recording ends,
+    and the log says so."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._lock = threading.Lock()  # the engine's thread may write while it is begun
-        self._file: IO[str] = io.StringIO()
+        self._file: IO[str] | None = io.StringIO()
 
     def write(self, line: str) -> None:
-        with self._lock:
-            self._file.write(line)
+        with self._lock, self._as_far_as_it_goes():
+            if self._file is not None:
+                self._file.write(line)
+
+    @contextlib.contextmanager
+    def _as_far_as_it_goes(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            file, self._file = self._file, None
+            logging.getLogger("octavo").error("%s ends here: %s", self._path, in_words(error))
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
 
     def begin(self) -> None:
         """Write into the file, and first what there is already. Raises `OSError`."""
         with self._lock:
-            said, self._file = self._file, open(self._path, "w")  # noqa: SIM115
-            said.seek(0)
-            self._file.write(said.read())
+            assert isinstance(self._file, io.StringIO), "begun once"
+            said, self._file = self._file.getvalue(), open(self._path, "w")  # noqa: SIM115
+            with self._as_far_as_it_goes():
+                self._file.write(said)
 
     def close(self) -> None:
-        with self._lock:
-            self._file.close()
+        with self._lock, self._as_far_as_it_goes():
+            if self._file is not None:
+                self._file.close()
 
 
 def _told(machine: bool, event: str, said: str, **fields: int) -> None:

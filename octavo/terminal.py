@@ -96,7 +96,7 @@ def _one(path: str, other: str) -> bool:
     """Whether both are the same file; a terminal or /dev/null may be written twice."""
     if os.path.exists(path) and os.path.exists(other):
         return os.path.isfile(path) and os.path.samefile(path, other)
-    return os.path.abspath(path) == os.path.abspath(other)
+    return os.path.realpath(path) == os.path.realpath(other)  # a link may lead to what will be
 
 
 class OurGroup(click.Group):
@@ -286,14 +286,15 @@ class OutputFile(click.Path):
             self.fail("an empty name is no file's", param, ctx)
         if path == "-":
             self.fail("- is no file; /dev/stdout is one", param, ctx)
+        at = os.path.realpath(path)  # where a link to no file yet has it made
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
             self.fail(f"{path}: there is no folder {folder}", param, ctx)
-        if not os.path.exists(path):
+        if not os.path.exists(at):
             try:
-                with open(path, "xb"):
+                with open(at, "xb"):
                     pass
-                os.remove(path)
+                os.remove(at)
             except OSError as error:
                 self.fail(f"{path} cannot be written: {in_words(error)}", param, ctx)
         return path

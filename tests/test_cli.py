@@ -634,11 +634,13 @@ def test_no_output_is_written_over_another_file_of_the_same_command(
     for path, there in ((tmp_path / "new.png", False), (tmp_path / "there.png", True)):
         if there or f"{command} {beside}" in READS:
             path.write_text("# kept")
+        (link := tmp_path / f"to-{path.name}").symlink_to(path)
         words = [*WRITES[f"{command} {option}"], option, str(path)]
-        shown = call(*command.split(), *words, beside, f"{path.parent}/./{path.name}")
-        assert shown.exit_code == 2, shown.output
-        assert " too" in shown.output
-        assert not path.exists() or path.read_text() == "# kept"
+        for same in (f"{path.parent}/./{path.name}", str(link)):
+            shown = call(*command.split(), *words, beside, same)
+            assert shown.exit_code == 2, shown.output
+            assert " too" in shown.output
+            assert not path.exists() or path.read_text() == "# kept"
 
 
 @pytest.mark.parametrize("flag", WRITES)
@@ -687,6 +689,20 @@ def test_a_recording_begins_when_the_server_serves_with_what_was_there_before(
     shown = call("serve", "--port", "0", "--record", str(path))
     assert shown.exit_code == 0, shown.output
     assert [json.loads(line)["kind"] for line in path.read_text().splitlines()] == ["head"]
+
+
+def test_a_recording_ends_where_the_disk_is_full_and_the_server_does_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recording = cli._Recording("/dev/full")
+    recording.write("x" * 100_000)
+    recording.begin()
+    for _ in range(3):
+        recording.write("y" * 100_000)
+    recording.close()
+    assert [one.getMessage() for one in caplog.records] == [
+        "/dev/full ends here: No space left on device"
+    ]
 
 
 def test_nothing_is_written_over_what_is_read_or_written_besides(tmp_path: Path) -> None:

@@ -424,12 +424,12 @@ class Admission:
     ) -> Unattainable | TooTight:
         """What to tell the requests of a body of which one cannot be kept: never, or when."""
         first = requests[0]
-        self._scheduler.turned_away(first.tenant, now)
         needs = [self._needs(request) for request in requests]
         alone = Forecast(self._alone(needs), self._stream(requests))
         never = self._broken_by(first, *alone)
         if never is not None:
             return self._never(first.slo, never, alone)
+        self._scheduler.turned_away(first.tenant, now)
         refusal = self._refusal(first.slo, first.tenant, forecast, why)
         if first.slo.ttft is not None:
             work = sum([self._work(*need) for need in needs])

@@ -170,7 +170,7 @@ class BlockManager:
                 del cached[block]
             refs[block] += 1
         free = self._free
-        if need <= len(free):
+        if 0 <= need <= len(free):
             new = free[: -need - 1 : -1]
             del free[len(free) - need :]
         else:

@@ -22,14 +22,15 @@ TOGETHER = 4.0 * CREDIT  # tokens that all who come back may be behind, at once
 
 class Entrance:
     """Who is in the house, and what they were let in before. counters, weights: of the tenants;
-    read only. left: the counter of the one that was last to have something waiting."""
+    read only."""
 
     def __init__(self, counters: Mapping[str, float], weights: Mapping[str, float]) -> None:
-        self.left = 0.0
         self._counters = counters
         self._weights = weights
         self._here: dict[str, set[int]] = {}  # of each tenant, its sequences
         self._before: dict[str, float] = {}  # where those who have a credit would have been
+        self._levels: dict[str, float] = {}  # the same of all that have something waiting
+        self._last = 0.0  # where the others are while nobody waits
         self._credit = TOGETHER  # that is left
         self._furthest = 0.0  # of all who ever waited
 
@@ -51,7 +52,8 @@ class Entrance:
         self._credit = self._left(most, len(waiting))
         self._furthest = max(self._furthest, most)
         counter = self._placed(tenant, least, most, self._credit)
-        if tenant not in self._here and counter < (level := _level(least, most)):
+        self._levels[tenant] = level = _level(least, most)
+        if tenant not in self._here and counter < level:
             self._before[tenant] = level
             self._credit -= (level - counter) * self._weight(tenant)
         return counter
@@ -59,6 +61,11 @@ class Entrance:
     def wait(self, tenant: str, seq_id: int) -> None:
         """One of its sequences waits, newly or again."""
         self._here.setdefault(tenant, set()).add(seq_id)
+
+    def emptied(self, tenant: str) -> None:
+        """It has nothing waiting any more. If nobody has, the others are where it is, or where it
+        was put before them: of their credits they would each be before the one that came last."""
+        self._last = max(self._levels.pop(tenant), self._counters[tenant])
 
     def leave(self, tenant: str, seq_id: int) -> None:
         """One of its sequences has ended."""
@@ -71,7 +78,7 @@ class Entrance:
 
     def _ends(self, waiting: Collection[str]) -> tuple[float, float]:
         found = [self._counters.get(tenant, 0.0) for tenant in waiting]
-        return (min(found), max(found)) if found else (self.left, self.left)
+        return (min(found), max(found)) if found else (self._last, self._last)
 
     def _left(self, most: float, waiting: int) -> float:
         """Of the credit. What was served to those who wait adds to it: to each as much as to the

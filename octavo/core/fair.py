@@ -141,16 +141,11 @@ class Fair:
                     yield offer
                 elif open_ and self._may_sit(tenant):
                     yield offer
-                    open_ = self._seat(seq, tenant) or most < ALL
+                    # If it did not fit, others must not either.
+                    open_ = seq.state is not State.WAITING or most < ALL
         finally:
             for entry in aside:
                 heappush(self._turn, entry)
-
-    def _seat(self, seq: Sequence, tenant: str) -> bool:
-        """Note that it runs now, if so; False if it did not fit, so that others must not either."""
-        if seq.state is State.RUNNING:
-            self._seated.setdefault(tenant, set()).add(seq.id)
-        return seq.state is not State.WAITING
 
     def _next_turn(self, going: Collection[str], open_: bool) -> str | None:
         tenant = self._first() if open_ else None
@@ -172,10 +167,13 @@ class Fair:
         if order is None:
             return
         if next(iter(order), None) is None:
-            del self._orders[tenant]
-            self._entrance.left = self.counters[tenant]
+            self._emptied(tenant)
         elif self._turn and self._turn[0][2] == tenant:
             aside.append(heappop(self._turn))
+
+    def _emptied(self, tenant: str) -> None:
+        del self._orders[tenant]
+        self._entrance.emptied(tenant)
 
     def _may_sit(self, tenant: str) -> bool:
         """Whether there is a row for one more of this tenant: a few are kept for others."""
@@ -211,6 +209,7 @@ class Fair:
 
     def served(self, seq: Sequence, start: int, tokens: int) -> None:
         tenant, end = seq.request.tenant, start + tokens
+        self._seated.setdefault(tenant, set()).add(seq.id)
         order = self._orders.get(tenant)
         if order is not None:
             order.served(seq, start, tokens)
@@ -227,11 +226,16 @@ class Fair:
             self._charge(tenant, OUTPUT * count)
 
     def ended(self, seq: Sequence) -> None:
+        tenant = seq.request.tenant
         self._unseat(seq)
-        self._entrance.leave(seq.request.tenant, seq.id)
-        order = self._orders.get(seq.request.tenant)
+        self._entrance.leave(tenant, seq.id)
+        order = self._orders.get(tenant)
         if order is not None:
             order.ended(seq)
+            # Not when its turn comes, for while all rows are taken none does: names that came and
+            # left would pile up, and the door count with work of theirs.
+            if self._entrance.size(tenant) == len(self._seated.get(tenant, ())):
+                self._emptied(tenant)
 
     def _unseat(self, seq: Sequence) -> None:
         seated = self._seated.get(seq.request.tenant)

@@ -58,6 +58,7 @@ KNEES = (2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0)  # tokens: where probes may
 YOUNG = 32  # steps after which a step far off is taken for an outlier
 SETTLED = 128  # steps after which a kind has a pace of its own, and edges
 SLIP = 2.0  # times as fast as predicted: beyond that a step counts no more for being faster
+POSSIBLE = (1e-7, 1e6)  # seconds: what takes less or more is a slip of the clock and no step
 DRIFT = 0.08  # mean error at which the model no longer trusts what it learned
 FAR = (0.7, 1.4)  # paces beyond which the long run is another one
 GAMMA = (1.03, 1.07, 1.25)  # least, first, most
@@ -474,8 +475,8 @@ class StepModel:
         return count
 
     def observe(self, features: StepFeatures, seconds: float) -> None:
-        """A step of that shape took so long."""
-        if not seconds > 0.0:
+        """A step of that shape took so long; what no step takes is not looked at."""
+        if not POSSIBLE[0] <= seconds <= POSSIBLE[1]:  # a NaN is not
             return
         fit, other = self._mixed, self._decode
         if not features.prefill_area > 0.0:

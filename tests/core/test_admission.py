@@ -583,3 +583,13 @@ def test_an_urgent_newcomer_does_not_push_out_a_patient_one_that_waits() -> None
     with pytest.raises(Unattainable, match="others that wait"):
         machine.admission.judge(ask("urgent", 300, 2, slo=Slo(ttft=0.8)), 0.0)
     machine.admission.judge(ask("small", 20, 2, slo=Slo(ttft=0.8)), 0.0)
+
+
+def test_what_can_never_be_kept_is_no_claim_on_what_others_have() -> None:
+    machine = Clocked(fair(within=slo()), SLOW)
+    gate = Admission(machine.scheduler)
+    met: list[str] = []
+    machine.scheduler.turned_away = lambda tenant, _: met.append(tenant)  # type: ignore[method-assign]
+    with pytest.raises(TooTight):
+        gate.judge(ask("x", 300, tenant="x", slo=Slo(tpot=1e-6)), 0.0)
+    assert not met

@@ -81,6 +81,17 @@ def test_grow_is_all_or_nothing_and_counts_idle_shared_blocks_once() -> None:
     assert manager.num_held == 4
 
 
+def test_what_a_table_covers_already_takes_no_block() -> None:
+    manager = BlockManager(8, 4)
+    seq = fresh(list(range(12)))
+    assert manager.grow(seq, 12)
+    table = seq.block_table
+    for count in (12, 9, 4, 0):
+        assert manager.grow(seq, count)
+        assert seq.block_table == table
+        assert manager.num_available == 5
+
+
 def test_eviction_takes_the_least_recently_released_and_tails_before_heads() -> None:
     manager = BlockManager(6, 2)
     old, new = computed(manager, [1, 2, 3, 4, 5, 6]), computed(manager, [7, 8, 9, 10, 11, 12])

@@ -31,7 +31,7 @@ class Books:
 
     def go(self, name: str) -> None:
         self.waiting.remove(name)
-        self.entrance.left = self.counters[name]
+        self.entrance.emptied(name)
         self.entrance.leave(name, 0)
 
 
@@ -104,6 +104,23 @@ def test_those_who_come_back_are_together_before_others_by_what_these_were_serve
         books.serve("a", 100.0)
         spent += again(f"b{i}")
     assert TOGETHER < spent <= TOGETHER + 200 * 100.0
+
+
+def test_those_who_come_back_one_by_one_leave_the_others_where_they_are() -> None:
+    """Nobody waits then, and each goes before the one that came last by next to nothing."""
+    books = Books()
+    for i in range(1000):
+        books.come(f"b{i}")
+        books.serve(f"b{i}", 1.0)
+        books.go(f"b{i}")
+    books.come("a")
+    books.serve("a", 100 * CREDIT)
+    books.go("a")
+    for i in range(1000):
+        books.come(f"b{i}")
+        books.serve(f"b{i}", 1.0)
+        books.go(f"b{i}")
+    assert books.come("new") >= books.counters["a"]
 
 
 def test_a_credit_that_was_not_used_is_there_for_the_next() -> None:

@@ -317,6 +317,33 @@ def test_a_flood_that_is_due_at_no_time_closes_the_door_to_nobody(
     assert machine.scheduler.num_waiting > 50, "a flood it was"
 
 
+@pytest.mark.parametrize("within", [None, slo()])
+def test_names_that_came_and_left_while_no_row_was_free_are_forgotten(
+    within: Policy | None,
+) -> None:
+    machine = Machine(fair(within=within), max_rows=2)
+    order = machine.scheduler._order
+    machine.add(*[ask(f"s{i}", 8, 100, tenant=f"s{i}") for i in range(2)])
+    machine.turn(4)
+    before = order.ahead(9.0, "new", 1.0)
+    for i in range(200):
+        machine.add(ask(f"g{i}", 40, 1, tenant=f"g{i}"))
+        machine.turn(i % 2)
+        machine.engine.abort(f"g{i}", machine.now)
+    assert machine.scheduler.num_waiting == 0
+    assert order.ahead(9.0, "new", 1.0) <= before
+    assert not set(order._orders) - {"s0", "s1"}
+
+
+@pytest.mark.parametrize("prompt", [8, 64, 100])
+def test_a_row_is_left_to_others_however_much_of_a_step_a_prompt_takes(prompt: int) -> None:
+    machine = Machine(fair(), max_rows=8, max_tokens=64, num_blocks=2048)
+    machine.add(ask("b", 5, 1, tenant="b"))
+    machine.add(*[ask(f"a{i}", prompt, 200, tenant="a") for i in range(16)])
+    machine.turn(40)
+    assert machine.scheduler.num_running == 7
+
+
 def test_a_tenant_alone_has_all_rows() -> None:
     machine = Machine(fair(), max_rows=8)
     machine.add(*(ask(f"r{i}", 4, 20, tenant="a") for i in range(12)))

@@ -7,13 +7,14 @@ import random
 from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from math import inf, nan
 
 import pytest
 
 from octavo.core.batch import Batch, Row, StepResult, Want
 from octavo.core.executor import Capacity
 from octavo.core.probe import learn_machine, probes
-from octavo.core.steptime import Coefficients, StepFeatures, StepModel
+from octavo.core.steptime import UNKNOWN, Coefficients, StepFeatures, StepModel
 
 # A GPU of the middle class with an 8B model.
 TRUE = Coefficients(7.5e-3, 52e-6, 0.095e-6, 0.8e-9, 8e-6, 30e-6, bend=20e-6, knee=64)
@@ -357,3 +358,18 @@ def test_probes_find_out_how_fast_a_machine_is_before_the_first_request() -> Non
     assert mape(model) < 0.35 < 5.0 < before
     tiny = Stopwatch(Capacity(4, 32, 16, 2, 2, 64))
     assert learn_machine(tiny, StepModel(TRUE), lambda: tiny.now) > 0
+
+
+@pytest.mark.parametrize("slip", [0.0, -1.0, nan, inf, -inf, 5e-324, 1e-11, 1e-9, 1e30, 1e200])
+def test_what_no_step_takes_is_not_learned_from(slip: float) -> None:
+    plain, slipped = StepModel(UNKNOWN), StepModel(UNKNOWN)
+    for i in range(200):
+        rows = 1 + i % 7
+        read = 50.0 * (i % 3)
+        shape = StepFeatures(rows + read, 40.0 * rows, read * read, rows, rows)
+        if i % 3:
+            slipped.observe(shape, slip)
+        for model in (plain, slipped):
+            model.observe(shape, UNKNOWN.seconds(shape))
+    assert slipped.snapshot() == plain.snapshot()
+    assert slipped.describe() == plain.describe()
