@@ -32,7 +32,7 @@ class Entrance:
         self._levels: dict[str, float] = {}  # the same of all that have something waiting
         self._last = 0.0  # where the others are while nobody waits
         self._credit = TOGETHER  # that is left
-        self._furthest = 0.0  # of all who ever waited
+        self._furthest = 0.0  # that a stranger was ever put
 
     def __contains__(self, tenant: str) -> bool:
         return tenant in self._here
@@ -44,15 +44,15 @@ class Entrance:
     def place(self, tenant: str, waiting: Collection[str]) -> float:
         """The counter with which a tenant would come now. Only looks: another thread may ask."""
         least, most = self._ends(waiting)
-        return self._placed(tenant, least, most, self._left(most, len(waiting)))
+        return self._placed(tenant, least, most, self._left(_level(least, most), len(waiting)))
 
     def enter(self, tenant: str, waiting: Collection[str]) -> float:
         """The same of one that comes, which must be counted with it."""
         least, most = self._ends(waiting)
-        self._credit = self._left(most, len(waiting))
-        self._furthest = max(self._furthest, most)
-        counter = self._placed(tenant, least, most, self._credit)
         self._levels[tenant] = level = _level(least, most)
+        self._credit = self._left(level, len(waiting))
+        self._furthest = max(self._furthest, level)
+        counter = self._placed(tenant, least, most, self._credit)
         if tenant not in self._here and counter < level:
             self._before[tenant] = level
             self._credit -= (level - counter) * self._weight(tenant)
@@ -80,10 +80,11 @@ class Entrance:
         found = [self._counters.get(tenant, 0.0) for tenant in waiting]
         return (min(found), max(found)) if found else (self._last, self._last)
 
-    def _left(self, most: float, waiting: int) -> float:
-        """Of the credit. What was served to those who wait adds to it: to each as much as to the
-        furthest, by which that is further than any ever was."""
-        return min(self._credit + max(0.0, most - self._furthest) * waiting, TOGETHER)
+    def _left(self, level: float, waiting: int) -> float:
+        """Of the credit. What was served to those who wait adds to it: to each as much as strangers
+        are put further than any ever was. Not as the furthest is: a tenant of little weight may be
+        so far that nobody gets there for hours after it has gone."""
+        return min(self._credit + max(0.0, level - self._furthest) * waiting, TOGETHER)
 
     def _placed(self, tenant: str, least: float, most: float, credit: float) -> float:
         known, level = self._counters.get(tenant), _level(least, most)

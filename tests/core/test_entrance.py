@@ -123,6 +123,26 @@ def test_those_who_come_back_one_by_one_leave_the_others_where_they_are() -> Non
     assert books.come("new") >= books.counters["a"]
 
 
+@pytest.mark.parametrize("weight", [1.0, 0.1, 0.001])
+def test_one_of_little_weight_that_has_gone_leaves_others_their_credits(weight: float) -> None:
+    books = Books(light=weight)
+    books.come("back")
+    books.serve("back", 1.0)
+    books.go("back")
+    books.come("a")
+    books.come("light")
+    books.serve("light", 4000.0)
+    books.come("b")
+    books.go("b")
+    books.go("light")
+    for _ in range(60):
+        books.serve("a", 2 * CREDIT)
+        given = books.counters["a"] - books.come("back")
+        assert given == CREDIT
+        books.serve("back", given)
+        books.go("back")
+
+
 def test_a_credit_that_was_not_used_is_there_for_the_next() -> None:
     books = Books()
     for i in range(20):
