@@ -12,7 +12,8 @@ always has, among however many that were never here before, gets its part among 
 Which of a tenant's requests goes is up to another order, so `fair` goes with `slo`. Then paces are
 shared out too: one tenant's streams never take all that paces bear (`spared`), nor does one that
 asks for more than there is time for hold up another's prompts by the slack of its streams
-(`FairPace`), nor fill all the time to a deadline at the door (`ahead`).
+(`FairPace`), nor fill all the time to a deadline at the door (`ahead`). And what the door promised
+goes first, as it is due, among tenants within the credit of the one that got least (`_by_promise`).
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Fair:
         self._turn: list[tuple[float, int, str]] = []
         self._turns = 0
         self._seated: dict[str, set[int]] = {}
+        self._promised: dict[str, set[int]] = {}  # of what waits, by tenant
         self._latest: tuple[tuple[str, float], tuple[str, float]] | None = None
         self._now = 0.0
 
@@ -75,6 +77,8 @@ class Fair:
             self._queue(counter, tenant)
         self._entrance.wait(tenant, seq.id)
         order.push(seq, now)
+        if _is_promised(seq):
+            self._promised.setdefault(tenant, set()).add(seq.id)
 
     def _queue(self, counter: float, tenant: str) -> None:
         self._turns += 1
@@ -121,17 +125,20 @@ class Fair:
         mine: dict[str, list[Sequence]] = {}
         for seq in started:
             mine.setdefault(seq.request.tenant, []).append(seq)
-        offers: dict[str, Offers] = {}
+        offers = _Looked(lambda tenant: self._offers(tenant, mine.get(tenant, []), now))
         # Tenants with started sequences that were not offered yet; not a set: whose turn it
         # is among equals must not depend on how strings hash.
         going = dict.fromkeys(mine)
+        promised = [seq.request.tenant for seq in started if _is_promised(seq)]
+        if promised or self._promised:
+            far = self._far(going)
+            tenants = dict.fromkeys([*promised, *self._promised])
+            yield from self._by_promise([t for t in tenants if self._counter(t) <= far], offers)
         open_ = True
         aside: list[tuple[float, int, str]] = []
         try:
             while (tenant := self._next_turn(going, open_)) is not None:
-                if tenant not in offers:
-                    offers[tenant] = self._offers(tenant, mine.get(tenant, []), now)
-                offer = next(offers[tenant], None)
+                offer = offers.take(tenant)
                 if offer is None:
                     going.pop(tenant, None)
                     self._exhausted(tenant, aside)
@@ -146,6 +153,35 @@ class Fair:
         finally:
             for entry in aside:
                 heappush(self._turn, entry)
+
+    def _far(self, going: Iterable[str]) -> float:
+        """The counter beyond which one is far ahead of the tenant that got least."""
+        first = self._first()
+        least = [self._counter(tenant) for tenant in going]
+        if first is not None:
+            least.append(self._counter(first))
+        return min(least, default=inf) + CREDIT
+
+    def _by_promise(self, tenants: Iterable[str], offers: _Looked) -> Offers:
+        """Prompts that were promised a time and can be there by then, as they are due, of tenants
+        that are about equal: so the door judged that they can (`ahead`), and by turns some could
+        not. Once one may not sit down it is for the turns to say whether another may: a row may be left
+        that is kept for others than its tenant."""
+        line: list[tuple[float, int, str]] = []
+        for tenant in tenants:
+            offers.line_up(tenant, line)
+        while line:
+            _, _, tenant = heappop(line)
+            offer = offers.look(tenant)
+            assert offer is not None
+            seq, _ = offer
+            if seq.state is State.WAITING and not self._may_sit(tenant):
+                continue
+            yield offer
+            if seq.state is State.WAITING:
+                return
+            offers.take(tenant)
+            offers.line_up(tenant, line)
 
     def _next_turn(self, going: Collection[str], open_: bool) -> str | None:
         tenant = self._first() if open_ else None
@@ -210,6 +246,7 @@ class Fair:
     def served(self, seq: Sequence, start: int, tokens: int) -> None:
         tenant, end = seq.request.tenant, start + tokens
         self._seated.setdefault(tenant, set()).add(seq.id)
+        self._not_waiting(seq)
         order = self._orders.get(tenant)
         if order is not None:
             order.served(seq, start, tokens)
@@ -228,6 +265,7 @@ class Fair:
     def ended(self, seq: Sequence) -> None:
         tenant = seq.request.tenant
         self._unseat(seq)
+        self._not_waiting(seq)
         self._entrance.leave(tenant, seq.id)
         order = self._orders.get(tenant)
         if order is not None:
@@ -236,6 +274,13 @@ class Fair:
             # left would pile up, and the door count with work of theirs.
             if self._entrance.size(tenant) == len(self._seated.get(tenant, ())):
                 self._emptied(tenant)
+
+    def _not_waiting(self, seq: Sequence) -> None:
+        promised = self._promised.get(seq.request.tenant)
+        if promised is not None:
+            promised.discard(seq.id)
+            if not promised:
+                del self._promised[seq.request.tenant]
 
     def _unseat(self, seq: Sequence) -> None:
         seated = self._seated.get(seq.request.tenant)
@@ -249,7 +294,8 @@ class Fair:
     def ahead(self, due: float, tenant: str, work: float) -> float:
         """What the tenant has waiting itself, and as much for each other one that has something
         waiting, by their weights: turns are shared for as long as that takes. A tenant that got
-        less so far catches up first, this one too. And a third of its own for those who come: a
+        less so far catches up first, this one too. Of those that are not far ahead of it what is due
+        sooner goes first all the same. And a third of its own for those who come: a
         tenant may hold three times what it leaves of the time to a deadline."""
         orders, weights, counters = dict(self._orders), self._weights, self.counters
         own = orders.pop(tenant, None)
@@ -264,14 +310,17 @@ class Fair:
         token = self._house.model.per_token
         share = seconds / weights.get(tenant, 1.0)
         seconds -= work
+        dated = mine
         for other, order in orders.items():
             weight = weights.get(other, 1.0)
+            if counters.get(other, 0.0) <= counter + CREDIT:
+                dated += order.ahead(due, other, 0.0)
             lag = (counter - counters.get(other, 0.0)) * token  # of weight 1; below 0 it leads
             if lag > 0.0:
                 seconds += weight * share + min(weight * lag, order.ahead(inf, other, 0.0))
             elif lag + share > 0.0:
                 seconds += weight * (lag + share)
-        return max(seconds, least)
+        return max(seconds, least, dated)
 
     def backlog(self) -> list[tuple[float, float]]:
         """Of all tenants: whoever goes first, by then so much has to be done."""
@@ -305,6 +354,39 @@ class Fair:
     def __iter__(self) -> Iterator[Sequence]:
         for order in self._orders.values():
             yield from order
+
+
+def _is_promised(seq: Sequence) -> bool:
+    """Whether the door told it when its first token is there, and it still can be."""
+    return seq.request.predicted is not None and not seq.late and seq.due < inf
+
+
+class _Looked:
+    """What tenants offer in one step. The next offer of one may be looked at before it is taken;
+    the one after that is not made before."""
+
+    def __init__(self, make: Callable[[str], Offers]) -> None:
+        self._make = make
+        self._made: dict[str, Offers] = {}
+        self._next: dict[str, tuple[Sequence, int] | None] = {}
+
+    def look(self, tenant: str) -> tuple[Sequence, int] | None:
+        if tenant not in self._next:
+            if tenant not in self._made:
+                self._made[tenant] = self._make(tenant)
+            self._next[tenant] = next(self._made[tenant], None)
+        return self._next[tenant]
+
+    def take(self, tenant: str) -> tuple[Sequence, int] | None:
+        offer = self.look(tenant)
+        del self._next[tenant]
+        return offer
+
+    def line_up(self, tenant: str, line: list[tuple[float, int, str]]) -> None:
+        """Put the tenant's next offer into a heap by deadline, if that was promised."""
+        offer = self.look(tenant)
+        if offer is not None and _is_promised(offer[0]):
+            heappush(line, (offer[0].due, offer[0].id, tenant))
 
 
 class FairPace:

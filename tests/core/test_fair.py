@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from statistics import quantiles
 
@@ -264,11 +265,32 @@ def test_steady_streams_at_a_tight_pace_leave_room_for_another_tenants(
     for i in range(12):
         machine.at(ask(f"q{i}", 60, 30, arrival=i + 0.3, tenant="quiet", slo=TIGHT))
     quiet = of(machine.serve(20.0), "quiet")
-    kept = [t for t in quiet if ttft(t) <= TIGHT.ttft and tpot(t) <= TIGHT.tpot]
-    assert len(kept) == len(quiet) >= (2 if gate else 12)
+    late = {t.request_id for t in quiet if ttft(t) > TIGHT.ttft or tpot(t) > TIGHT.tpot}
+    assert late <= ({"q0"} if gate else set())  # a new door's margin is not learned yet
+    assert len(quiet) >= (2 if gate else 12)
     # Once it is known to be there it is refused for no pace; for places that are kept it may be.
     whys = [str(why) for name, why in machine.refused.items() if name.startswith("q")]
     assert sum("a token" in why for why in whys) <= 1
+
+
+@pytest.mark.parametrize("rates", [(12,), (4,) * 4, (2.5,) * 10])
+def test_what_the_door_promised_is_kept_between_tenants_that_are_about_equal(rates: tuple[float, ...]) -> None:
+    """By turns alone nine of ten are: a newcomer that got a little less goes before one that was
+    promised already."""
+    rng = random.Random(0)
+    machine = Clocked(fair(within=slo()), FAST, **ROWS)
+    machine.admission = Admission(machine.scheduler)
+    for tenant, rate in enumerate(rates):
+        at = 0.0
+        while (at := at + rng.expovariate(rate)) < 12.0:
+            prompt, output = rng.choice((20, 60, 100, 200, 300)), rng.choice((5, 20, 30, 60, 90))
+            name = f"{tenant}-{at}"
+            machine.at(ask(name, prompt, output, arrival=at, tenant=str(tenant), slo=TIGHT))
+    done = machine.serve().values()
+    kept = [t for t in done if ttft(t) <= TIGHT.ttft and tpot(t) <= TIGHT.tpot]
+    assert len(done) > 100
+    assert machine.refused
+    assert len(kept) >= 0.99 * len(done)
 
 
 def test_the_door_knows_what_waits_of_all_tenants_and_leaves_some_time_to_others() -> None:
