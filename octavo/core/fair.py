@@ -165,8 +165,8 @@ class Fair:
     def _by_promise(self, tenants: Iterable[str], offers: _Looked) -> Offers:
         """Prompts that were promised a time and can be there by then, as they are due, of tenants
         that are about equal: so the door judged that they can (`ahead`), and by turns some could
-        not. Once one may not sit down it is for the turns to say whether another may: a row may be left
-        that is kept for others than its tenant."""
+        not. Once one may not sit down it is for the turns to say whether another may: a row may be
+        left that is kept for others than its tenant."""
         line: list[tuple[float, int, str]] = []
         for tenant in tenants:
             offers.line_up(tenant, line)
@@ -294,9 +294,9 @@ class Fair:
     def ahead(self, due: float, tenant: str, work: float) -> float:
         """What the tenant has waiting itself, and as much for each other one that has something
         waiting, by their weights: turns are shared for as long as that takes. A tenant that got
-        less so far catches up first, this one too. Of those that are not far ahead of it what is due
-        sooner goes first all the same. And a third of its own for those who come: a
-        tenant may hold three times what it leaves of the time to a deadline."""
+        less so far catches up first, this one too. Of those that are not far ahead of it what is
+        due sooner goes first all the same. And a third of its own for those who come: a tenant may
+        hold three times what it leaves of the time to a deadline."""
         orders, weights, counters = dict(self._orders), self._weights, self.counters
         own = orders.pop(tenant, None)
         mine = 0.0 if own is None else own.ahead(due, tenant, work)
