@@ -215,7 +215,7 @@ async def test_weights_that_a_reload_changes_hold_from_then_on(tmp_path: Path) -
     assert isinstance(order, Fair)
 
     async def cost(key: str, name: str) -> float:
-        before = order._lifted(name, order._left)  # who comes anew begins there
+        before = order._entrance.place(name, order._orders)  # who comes anew begins there
         body = chat("the same", max_tokens=8, ignore_eos=True)
         assert (await by.post(CHAT, json=body, headers=bearer(key))).status_code == 200
         return order.counters[name] - before
