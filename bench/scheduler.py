@@ -49,13 +49,14 @@ EMPTYING = 64 << 20  # bytes that are walked over, so that the caches hold nothi
 
 def decoding(policy: str, rows: int, waiting: int, steps: int) -> Scheduler:
     """A scheduler whose `rows` sequences all decode, with others waiting."""
-    blocks = rows * ((CONTEXT + steps) // 32 + 3)
+    output = steps + 1000  # nobody ends
+    blocks = max(rows * ((CONTEXT + steps) // 32 + 3), (CONTEXT + output) // 32 + 1)
     capacity = Capacity(blocks, 32, 4096, rows, rows, 10**5)
     scheduler = Scheduler(capacity, POLICIES[policy](), max_waiting=10**6)
     rng = random.Random(0)
     for i in range(rows + waiting):
         prompt = array("i", [rng.randrange(50_000) for _ in range(CONTEXT)])
-        params = SamplingParams(max_tokens=steps + 1000)  # nobody ends
+        params = SamplingParams(max_tokens=output)
         wanted, tenant = (CHAT, f"t{i % 10}") if scheduler.policy.timed else (Slo(), "")
         scheduler.add(
             Request(f"r{i}", prompt, params, 0.0, i, frozenset((2,)), slo=wanted, tenant=tenant)
