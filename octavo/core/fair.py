@@ -66,7 +66,7 @@ class Fair:
         tenant, self._now = seq.request.tenant, now
         if seq.num_output:  # preempted: all but its latest token was charged
             seq.charged = len(seq.tokens) - 1
-        self._unseat(seq)
+        _discard(self._seated, seq)
         self.met(tenant, now)
         order = self._orders.get(tenant)
         if order is None:
@@ -131,7 +131,8 @@ class Fair:
         going = dict.fromkeys(mine)
         promised = [seq.request.tenant for seq in started if _is_promised(seq)]
         if promised or self._promised:
-            far = self._far(going)
+            least = self._next_turn(going, open_=True)
+            far = CREDIT + (0.0 if least is None else self._counter(least))
             tenants = dict.fromkeys([*promised, *self._promised])
             yield from self._by_promise([t for t in tenants if self._counter(t) <= far], offers)
         open_ = True
@@ -153,14 +154,6 @@ class Fair:
         finally:
             for entry in aside:
                 heappush(self._turn, entry)
-
-    def _far(self, going: Iterable[str]) -> float:
-        """The counter beyond which one is far ahead of the tenant that got least."""
-        first = self._first()
-        least = [self._counter(tenant) for tenant in going]
-        if first is not None:
-            least.append(self._counter(first))
-        return min(least, default=inf) + CREDIT
 
     def _by_promise(self, tenants: Iterable[str], offers: _Looked) -> Offers:
         """Prompts that were promised a time and can be there by then, as they are due, of tenants
@@ -246,7 +239,7 @@ class Fair:
     def served(self, seq: Sequence, start: int, tokens: int) -> None:
         tenant, end = seq.request.tenant, start + tokens
         self._seated.setdefault(tenant, set()).add(seq.id)
-        self._not_waiting(seq)
+        _discard(self._promised, seq)
         order = self._orders.get(tenant)
         if order is not None:
             order.served(seq, start, tokens)
@@ -264,8 +257,8 @@ class Fair:
 
     def ended(self, seq: Sequence) -> None:
         tenant = seq.request.tenant
-        self._unseat(seq)
-        self._not_waiting(seq)
+        _discard(self._seated, seq)
+        _discard(self._promised, seq)
         self._entrance.leave(tenant, seq.id)
         order = self._orders.get(tenant)
         if order is not None:
@@ -274,20 +267,6 @@ class Fair:
             # left would pile up, and the door count with work of theirs.
             if self._entrance.size(tenant) == len(self._seated.get(tenant, ())):
                 self._emptied(tenant)
-
-    def _not_waiting(self, seq: Sequence) -> None:
-        promised = self._promised.get(seq.request.tenant)
-        if promised is not None:
-            promised.discard(seq.id)
-            if not promised:
-                del self._promised[seq.request.tenant]
-
-    def _unseat(self, seq: Sequence) -> None:
-        seated = self._seated.get(seq.request.tenant)
-        if seated is not None:
-            seated.discard(seq.id)
-            if not seated:
-                del self._seated[seq.request.tenant]
 
     # ---- the queue ----
 
@@ -354,6 +333,15 @@ class Fair:
     def __iter__(self) -> Iterator[Sequence]:
         for order in self._orders.values():
             yield from order
+
+
+def _discard(ids: dict[str, set[int]], seq: Sequence) -> None:
+    """Take a sequence out of those of its tenant; no tenant stays that has none."""
+    own = ids.get(seq.request.tenant)
+    if own is not None:
+        own.discard(seq.id)
+        if not own:
+            del ids[seq.request.tenant]
 
 
 def _is_promised(seq: Sequence) -> bool:

@@ -80,6 +80,13 @@ def test_beside_one_that_waits_a_stranger_is_where_that_one_is() -> None:
         books.go(f"b{i}")
 
 
+def a_thousand_had_a_word_each(books: Books) -> None:
+    for i in range(1000):
+        books.come(f"b{i}")
+        books.serve(f"b{i}", 1.0)
+        books.go(f"b{i}")
+
+
 def test_those_who_come_back_are_together_before_others_by_what_these_were_served() -> None:
     """A thousand that had a word each, and then ask for much, one after another."""
     books, spent = Books(), 0.0
@@ -91,10 +98,7 @@ def test_those_who_come_back_are_together_before_others_by_what_these_were_serve
         books.go(name)
         return given
 
-    for i in range(1000):
-        books.come(f"b{i}")
-        books.serve(f"b{i}", 1.0)
-        books.go(f"b{i}")
+    a_thousand_had_a_word_each(books)
     books.come("a")
     books.serve("a", 10 * CREDIT)
     for i in range(1000):
@@ -109,10 +113,7 @@ def test_those_who_come_back_are_together_before_others_by_what_these_were_serve
 def test_those_who_come_back_one_by_one_leave_the_others_where_they_are() -> None:
     """Nobody waits then, and each goes before the one that came last by next to nothing."""
     books = Books()
-    for i in range(1000):
-        books.come(f"b{i}")
-        books.serve(f"b{i}", 1.0)
-        books.go(f"b{i}")
+    a_thousand_had_a_word_each(books)
     books.come("a")
     books.serve("a", 100 * CREDIT)
     books.go("a")
