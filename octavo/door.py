@@ -106,7 +106,7 @@ class Door:
         if self.grammars is None:
             raise Unsupported("structured output is not set up here", "structured_outputs")
         if least:
-            what = "min_tokens cannot be kept: a grammar decides where the text ends"
+            what = f"min_tokens {least} cannot be kept: a grammar decides where the text ends"
             raise Unsupported(what, "min_tokens")
         grammar = self.grammars.watcher(params.structured_outputs)
         return (lambda: Together(stop(), grammar())) if stops else grammar
@@ -141,7 +141,7 @@ class Door:
             raise type(error)(f"prediction: {error}", "prediction") from None
         most = self.capacity.max_context
         if len(ids) > most:
-            what = f"prediction has {len(ids)} tokens; the context holds {most}"
+            what = f"prediction has {len(ids)} tokens, and the context holds {most}"
             raise ContextOverflow(what, "prediction")
         return ids
 

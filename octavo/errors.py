@@ -20,6 +20,8 @@ OctavoError
 
 from __future__ import annotations
 
+import re
+
 
 class OctavoError(Exception):
     """Root of the tree."""
@@ -39,6 +41,13 @@ class InvalidRequest(OctavoError, ValueError):
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
+        self.param = param
+
+    def rename(self, param: str | None) -> None:
+        """Speak of the field by the name under which the caller knows it."""
+        was, said = self.param, str(self)
+        if was and param and re.match(re.escape(was) + r"\b", said):
+            self.args = (param + said[len(was) :],)
         self.param = param
 
 

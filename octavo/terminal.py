@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 import click
 
 from octavo.config import EngineConfig, parse_bytes, show_bytes
-from octavo.core.request import MAX_SLO
+from octavo.core.request import MAX_SLO, shown
 from octavo.errors import InvalidRequest, in_words
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def counted(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
     except ValueError:
         numbers = ()
     if not numbers or min(numbers) < 1:
-        raise click.BadParameter("give whole numbers, such as 1,4,16")
+        raise click.BadParameter(f"give whole numbers from 1, such as 1,4,16, not {shown(value)}")
     return numbers
 
 

@@ -64,21 +64,25 @@ class StructuredOutputs:
     param: str = "structured_outputs"
 
     def __post_init__(self) -> None:
-        def need(ok: bool, what: str) -> None:
+        def need(ok: bool, name: str, what: str) -> None:
             if not ok:
-                raise InvalidRequest(f"{self.param} {what}", self.param)
+                got = f"{name} must be {what}, got {shown(getattr(self, name))}"
+                raise InvalidRequest(f"{self.param} {got}", self.param)
 
-        need(isinstance(self.json, str | Mapping | None), "json must be a JSON schema")
-        need(isinstance(self.regex, str | None), "regex must be a text")
-        need(isinstance(self.grammar, str | None), "grammar must be a text")
-        need(isinstance(self.json_object, bool), "json_object must be a boolean")
-        need(isinstance(self.strict, bool), "strict must be a boolean")
+        need(isinstance(self.json, str | Mapping | None), "json", "a JSON schema")
+        need(isinstance(self.regex, str | None), "regex", "a text")
+        need(isinstance(self.grammar, str | None), "grammar", "a text")
+        need(isinstance(self.json_object, bool), "json_object", "a boolean")
+        need(isinstance(self.strict, bool), "strict", "a boolean")
         if self.choice is not None:
             ok = isinstance(self.choice, tuple) and all(isinstance(c, str) for c in self.choice)
-            need(ok and bool(self.choice), "choice must be texts, one at least")
-        given = (self.json, self.regex, self.choice, self.grammar, self.json_object or None)
-        count = sum(value is not None for value in given)
-        need(count == 1, "takes one of json, json_object, regex, choice, grammar")
+            need(ok and bool(self.choice), "choice", "texts, one at least")
+        names = ("json", "regex", "choice", "grammar", "json_object")
+        given = [name for name in names if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            got = " and ".join(given) or "none of them"
+            what = "takes one of json, json_object, regex, choice, grammar"
+            raise InvalidRequest(f"{self.param} {what}, got {got}", self.param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         def need(ok: bool, param: str, what: str) -> None:
             if not ok:
-                got = shown(getattr(self, param))
+                got = shown(_first_wrong(param, getattr(self, param)))
                 raise InvalidRequest(f"{param} must be {what}, got {got}", param)
 
         def real(param: str, low: float, high: float, *, open_low: bool = False) -> None:
@@ -141,8 +145,8 @@ class SamplingParams:
 
         def ids(param: str) -> None:
             value = getattr(self, param)
-            ok = isinstance(value, tuple) and all(type(i) is int and 0 <= i < 2**31 for i in value)
-            need(ok, param, "a tuple of token ids")
+            ok = isinstance(value, tuple) and all(map(_is_id, value))
+            need(ok, param, "a tuple of token ids in [0, 2147483647]")
 
         count("max_tokens", 1, 2**31 - 1, optional=True)
         real("temperature", 0.0, 100.0)
@@ -193,12 +197,24 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _first_wrong(param: str, value: object) -> object:
+    """Of a long list what is wrong in it, or it would be cut off in a message."""
+    fine = {"logit_bias": _is_bias}.get(param, _is_id if param.endswith("_ids") else None)
+    if fine is None or not isinstance(value, tuple):
+        return value
+    return next((item for item in value if not fine(item)), value)
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
 def _is_bias(pair: object) -> bool:
     if not (isinstance(pair, tuple) and len(pair) == 2):
         return False
     token, bias = pair
     in_reach = _is_number(bias) and -100.0 <= bias <= 100.0
-    return type(token) is int and 0 <= token < 2**31 and in_reach
+    return _is_id(token) and in_reach
 
 
 class Watcher(Protocol):

@@ -37,7 +37,7 @@ def multiples(_: click.Context, __: click.Parameter, value: str) -> tuple[float,
     except ValueError:
         found = ()
     if not found or not 0 < found[0] <= found[-1] < 1e6:
-        raise click.BadParameter("give numbers above 0, such as 0.5,1,2")
+        raise click.BadParameter(f"give numbers above 0, such as 0.5,1,2, not {value!r}")
     return found
 
 

@@ -117,7 +117,8 @@ class Batches:
         hours = _hours(body.completion_window)
         if body.endpoint not in ENDPOINTS:
             known = ", ".join(ENDPOINTS)
-            raise InvalidRequest(f"endpoint must be one of {known}", "endpoint")
+            what = f"endpoint must be one of {known}, got {shown(body.endpoint)}"
+            raise InvalidRequest(what, "endpoint")
         metadata = _metadata(body)
         store = self._store
         file = await store.run(store.file, body.input_file_id, owner)
@@ -175,7 +176,8 @@ def _hours(window: str) -> int:
     found = re.fullmatch(r"([1-9][0-9]{0,2})h", window, re.ASCII)
     if found is None or int(found[1]) > MOST_HOURS:
         raise InvalidRequest(
-            f"completion_window must be hours from 1h to {MOST_HOURS}h, such as 24h",
+            f"completion_window must be hours from 1h to {MOST_HOURS}h, such as 24h, "
+            f"got {shown(window)}",
             "completion_window",
         )
     return int(found[1])

@@ -13,7 +13,7 @@ from octavo.core.request import SamplingParams
 from octavo.errors import InvalidRequest, Unsupported
 from octavo.models.registry import MODELS
 from octavo.server import protocol
-from octavo.server.decoding import Ignored
+from octavo.server.decoding import Ignored, told
 from octavo.server.exchange import Job
 from octavo.server.generate import Generate, Visit, asked, caller, granted
 from octavo.server.reply import ShapeMaker
@@ -78,7 +78,7 @@ def job_of(service: Service, body: protocol.ChatBody, visit: Visit, wire: Wire) 
             skip_special=body.skip_special_tokens is not False and not shown,
         )
     except InvalidRequest as error:
-        error.param = wire.name(error.param)
+        error.rename(wire.name(error.param))
         raise
     wanted = asked(service, wire.id, body)
     if speech is not None:
@@ -117,7 +117,8 @@ def _prompt(service: Service, body: protocol.ChatBody, box: Toolbox | None) -> l
         raise InvalidRequest("this model has no chat template; use /v1/completions", "messages")
     settings = body.chat_template_kwargs or {}
     for name in settings.keys() & {"messages", "tools", "add_generation_prompt"}:
-        raise Unsupported(f"{name} cannot be set there", f"chat_template_kwargs.{name}")
+        at = f"chat_template_kwargs.{name}"
+        raise Unsupported(f"{at} cannot be set, got {told(settings[name])}", at)
     more = service.served.dialect.settings(body.reasoning_effort) | settings
     try:
         given = {"tools": box.shown()} if box is not None else {}

@@ -154,7 +154,8 @@ def _milliseconds(text: str, name: str) -> float:
     try:
         value = decimal(text)
     except ValueError:
-        raise InvalidRequest(f"{name} must be a number of milliseconds", name) from None
+        what = f"{name} must be a number of milliseconds, got {shown(text)}"
+        raise InvalidRequest(what, name) from None
     return _seconds(value, name)
 
 
@@ -163,14 +164,14 @@ def _seconds(value: float, name: str) -> float:
         Slo(ttft=value / 1e3)
     except InvalidRequest:
         raise InvalidRequest(
-            f"{name} must be above 0 and at most 86400000 milliseconds", name
+            f"{name} must be above 0 and at most 86400000 milliseconds, got {value:g}", name
         ) from None
     return value / 1e3
 
 
 def _fallback(text: str | None, name: str) -> bool:
     if text not in (None, "best-effort"):
-        raise Unsupported(f"{name} must be best-effort", name)
+        raise Unsupported(f"{name} must be best-effort, got {shown(text)}", name)
     return text is not None
 
 
@@ -181,7 +182,9 @@ def _merged(asked: Slo, body: SloBody) -> Slo:
         there, given = getattr(asked, name), getattr(body, f"{name}_ms")
         here = None if given is None else _seconds(given, f"slo.{name}_ms")
         if there is not None and here is not None and there != here:
-            raise InvalidRequest(f"slo.{name}_ms and x-slo-{name}-ms disagree", f"slo.{name}_ms")
+            both = f"got {here * 1e3:g} and {there * 1e3:g}"
+            what = f"slo.{name}_ms and x-slo-{name}-ms disagree, {both}"
+            raise InvalidRequest(what, f"slo.{name}_ms")
         values[name] = there if here is None else here
     return Slo(**values, degrade=asked.degrade or _fallback(body.fallback, "slo.fallback"))
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import inspect
 
+from octavo.core.request import shown
 from octavo.errors import InvalidRequest, Unsupported
 
 Refused = Any  # a field that is read only to be refused by name
@@ -100,7 +102,7 @@ def decode(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ig
         body = _decoder(cls).decode(data)
     except msgspec.ValidationError as error:
         if strict or not _UNKNOWN.match(str(error)):
-            raise _named(cls, str(error)) from None
+            raise _named(cls, str(error), _raw(data)) from None
         body, ignored = _lenient(cls, data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
@@ -115,7 +117,7 @@ def taken(cls: type[Body], value: Any) -> Body:
     try:
         body = msgspec.convert(value, cls)
     except msgspec.ValidationError as error:
-        raise _named(cls, str(error)) from None
+        raise _named(cls, str(error), value) from None
     refuse(body)
     return body
 
@@ -127,8 +129,20 @@ def refuse(value: msgspec.Struct, prefix: str = "") -> None:
         if given is not None and not any(
             given == ok and type(given) is type(ok) for ok in _HARMLESS.get(name, ())
         ):
-            instead = f": give {_INSTEAD[name]}" if name in _INSTEAD else " by this version"
-            raise Unsupported(f"{prefix}{name} is not supported{instead}", prefix + name)
+            raise Unsupported(f"{prefix}{name} {_why_not(name)}, got {told(given)}", prefix + name)
+
+
+def _why_not(name: str) -> str:
+    if name in _INSTEAD:
+        return f"is not supported: give {_INSTEAD[name]}"
+    harmless = " or ".join(map(told, _HARMLESS.get(name, ())))
+    return "is not supported by this version" + (f" (but {harmless})" if harmless else "")
+
+
+def told(value: Any) -> str:
+    """A value of a body, short enough for a message, its constants as JSON has them."""
+    constants = {None: "null", True: "true", False: "false"}
+    return constants[value] if value is None or isinstance(value, bool) else shown(value)
 
 
 def said_ignored(ignored: Ignored) -> list[tuple[bytes, bytes]]:
@@ -146,9 +160,14 @@ def _lenient(cls: type[Body], data: bytes) -> tuple[Body, Ignored]:
         raw = msgspec.json.decode(data)
         found: dict[str, None] = {}
         _prune(raw, _info(cls), "", found)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    try:
         return msgspec.convert(raw, cls), tuple(found)
     except msgspec.ValidationError as error:
-        raise _named(cls, str(error)) from None
+        raise _named(cls, str(error), raw) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
@@ -211,8 +230,44 @@ def _flat(kinds: list[inspect.Type]) -> list[inspect.Type]:
     ]
 
 
-def _named(cls: type[msgspec.Struct], message: str) -> InvalidRequest:
-    """msgspec's message, with the path it names as `param`."""
+_KINDS: dict[str, type] = {
+    "int": int, "float": float, "str": str, "bool": bool, "null": type(None), "array": list,
+    "object": dict,
+}  # fmt: skip
+_WORDS = {"int": "an integer", "float": "a number", "str": "a text", "bool": "true or false"}
+_WORDS |= {"array": "a list", "object": "an object", "null": "null"}
+_NOWHERE = object()
+
+
+def _raw(data: bytes) -> Any:
+    """The body as it is, to say what was in it. One that goes wrong further on is not looked at."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return _NOWHERE
+
+
+def _standing(value: Any, steps: list[str]) -> Iterator[Any]:
+    """What stands at a path of msgspec's; of a dict with any keys, what stands there of each."""
+    if not steps:
+        yield value
+    elif isinstance(value, dict):
+        inner = value.values() if steps[0] == "[...]" else [value.get(steps[0], _NOWHERE)]
+        for item in inner:
+            yield from _standing(item, steps[1:])
+    elif isinstance(value, list) and steps[0].strip("[]").isdecimal():
+        yield from _standing(value[int(steps[0].strip("[]"))], steps[1:])
+
+
+def _got(raw: Any, path: str, kind: type | None = None) -> str:
+    """", got" and the value at a path, if it can be found: the first of a kind that is wrong."""
+    found = _standing(raw, re.findall(r"[^.\[\]]+|\[[^\]]*\]", path))
+    values = (v for v in found if v is not _NOWHERE and (kind is None or type(v) is kind))
+    return next((f", got {told(value)}" for value in values), "")
+
+
+def _named(cls: type[msgspec.Struct], message: str, raw: Any) -> InvalidRequest:
+    """msgspec's message, with the path it names as `param`, and what stands there in `raw`."""
     text, _, path = message.partition(" - at `")
     path = re.sub(r"^(key in )?`?\$\.?", "", path.rstrip("`"))
     param = path.replace("[...]", "")
@@ -223,7 +278,13 @@ def _named(cls: type[msgspec.Struct], message: str) -> InvalidRequest:
     beyond = re.fullmatch(r"Expected `(?:int|float)` ([<>])= (\S+)", text)
     if beyond is not None:
         end = "most" if beyond[1] == "<" else "least"
-        return InvalidRequest(f"{param} must be at {end} {float(beyond[2]):g}", param)
+        what = f"must be at {end} {float(beyond[2]):g}{_got(raw, path)}"
+        return InvalidRequest(f"{param} {what}", param)
+    kinds = re.fullmatch(r"Expected `([a-z |]+)`, got `([a-z]+)`", text)
+    if kinds is not None and kinds[2] in _KINDS:
+        allowed = " or ".join(_WORDS.get(kind, kind) for kind in kinds[1].split(" | "))
+        got = _got(raw, path, _KINDS[kinds[2]]) or f", got {_WORDS[kinds[2]]}"
+        return InvalidRequest(f"{param or 'the body'} must be {allowed}{got}", param or None)
     unknown = _UNKNOWN.match(text)
     missing = re.search(r"missing required field `(.*)`", text)
     found = unknown or missing

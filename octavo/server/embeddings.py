@@ -50,7 +50,8 @@ def embeddings_job(service: Service, data: bytes, visit: Visit) -> Job:
     service.check_model(body.model)
     check_priority(body, service.limits)
     if body.dimensions not in (None, served.hidden_size):
-        raise Unsupported(f"dimensions: those of this model are {served.hidden_size}", "dimensions")
+        what = f"dimensions must be {served.hidden_size}, those of this model"
+        raise Unsupported(f"{what}, got {body.dimensions}", "dimensions")
     held = granted(service, body, visit)
     who = caller(visit.key, body, held)
     id = f"embd-{secrets.token_hex(12)}"
@@ -62,7 +63,7 @@ def embeddings_job(service: Service, data: bytes, visit: Visit) -> Job:
                 f"{id}-{number}", ids, PARAMS, arrival=visit.arrival, caller=who
             )
         except InvalidRequest as error:
-            error.param = "input"
+            error.rename("input")
             raise
         requests.append(made)
     head = Head(id, int(time.time()), served.name, served.system_fingerprint)

@@ -18,6 +18,7 @@ from octavo.config import ServerConfig
 from octavo.core.request import shown
 from octavo.errors import InvalidRequest, NotFound, Overloaded, TenantLimit, Unsupported
 from octavo.server.auth import Key
+from octavo.server.decoding import told
 from octavo.server.multipart import Multipart, boundary_of
 from octavo.server.problems import reply_json
 from octavo.server.service import Service
@@ -70,9 +71,10 @@ def page_of(request: Request, most: int) -> Page:
     query = request.query_params
     limit, order = query.get("limit", "20"), query.get("order", "desc")
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 9 and 1 <= int(limit) <= most):
-        raise InvalidRequest(f"limit must be an integer in [1, {most}]", "limit")
+        what = f"limit must be an integer in [1, {most}], got {shown(limit)}"
+        raise InvalidRequest(what, "limit")
     if order not in ("asc", "desc"):
-        raise InvalidRequest("order must be asc or desc", "order")
+        raise InvalidRequest(f"order must be asc or desc, got {shown(order)}", "order")
     return Page(int(limit), query.get("after") or None, order == "desc")
 
 
@@ -253,8 +255,10 @@ class Form:
         if anchor is None and seconds is None:
             return days * DAY
         if anchor != "created_at":
-            raise InvalidRequest("the anchor must be created_at", "expires_after.anchor")
-        return age(int(seconds) if seconds and seconds.isdecimal() else None)
+            what = f"expires_after.anchor must be created_at, got {shown(anchor)}"
+            raise InvalidRequest(what, "expires_after.anchor")
+        whole = seconds is not None and seconds.isdecimal() and len(seconds) < 12
+        return age(int(seconds) if seconds is not None and whole else seconds)
 
     def _text(self, name: str) -> str | None:
         given = self.fields.get(name)
@@ -264,12 +268,11 @@ class Form:
             raise InvalidRequest(f"{name} is no UTF-8", name) from None
 
 
-def age(seconds: int | None) -> int:
-    """A file's age in seconds. Raises `InvalidRequest`."""
-    if seconds is None or not LEAST_AGE <= seconds <= MOST_AGE:
-        raise InvalidRequest(
-            f"seconds must be an integer in [{LEAST_AGE}, {MOST_AGE}]", "expires_after.seconds"
-        )
+def age(seconds: int | str | None) -> int:
+    """A file's age in seconds; what is no number is no age. Raises `InvalidRequest`."""
+    if not isinstance(seconds, int) or not LEAST_AGE <= seconds <= MOST_AGE:
+        what = f"must be an integer in [{LEAST_AGE}, {MOST_AGE}], got {told(seconds)}"
+        raise InvalidRequest(f"expires_after.seconds {what}", "expires_after.seconds")
     return seconds
 
 

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from octavo.core.admission import Ticket as Counted
-from octavo.core.request import Slo
+from octavo.core.request import Slo, shown
 from octavo.door import Caller
 from octavo.errors import InvalidRequest, TimedOut
 from octavo.server import protocol
@@ -164,7 +164,7 @@ def request_timeout(scope: Scope, most: float) -> float:
         return most
     if not given.isdecimal() or not int(given[:18]) > 0:
         text = "x-octavo-timeout-ms must be a whole number of milliseconds above 0"
-        raise InvalidRequest(text, "x-octavo-timeout-ms")
+        raise InvalidRequest(f"{text}, got {shown(given)}", "x-octavo-timeout-ms")
     return min(most, int(given[:18]) / 1e3)
 
 

@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.routing import Route
 
+from octavo.core.request import shown
 from octavo.errors import InvalidRequest, Unsupported
 from octavo.server.answer import Answer
 from octavo.server.chat import Wire, job_of, prompt_of
@@ -179,7 +180,7 @@ def _chat_body(chat: dict[str, Any]) -> ChatBody:
     try:
         return taken(ChatBody, {name: value for name, value in chat.items() if value is not None})
     except InvalidRequest as error:
-        error.param = Wire("", MessagesShape, NAMES, flat=True).name(error.param)
+        error.rename(Wire("", MessagesShape, NAMES, flat=True).name(error.param))
         raise
 
 
@@ -189,7 +190,9 @@ def _translated(body: CountBody) -> dict[str, Any]:
     if body.service_tier is not None:
         tier = TIERS.get(body.service_tier)
         if tier is None:
-            raise Unsupported(f"service_tier must be {' or '.join(TIERS)}", "service_tier")
+            got = shown(body.service_tier)
+            what = f"service_tier must be {' or '.join(TIERS)}, got {got}"
+            raise Unsupported(what, "service_tier")
         extras["service_tier"] = tier
     choice, one_call = _tool_choice(body.tool_choice)
     config = body.output_config or OutputConfig()
@@ -215,7 +218,8 @@ def _messages(body: CountBody) -> list[dict[str, Any]]:
         else:
             made.append(_of_assistant(turn, f"{at}.content"))
     if body.messages and body.messages[-1].role == "assistant":
-        raise Unsupported("the last message must be the user's: nothing is continued", "messages")
+        what = "the last message must be the user's, got role assistant: nothing is continued"
+        raise Unsupported(what, "messages")
     return made
 
 
@@ -267,7 +271,7 @@ def _text(content: str | list[Block], at: str) -> str:
     for index, block in enumerate(content):
         here = at if at.endswith("]") else f"{at}[{index}]"
         if block.type != "text":
-            raise Unsupported(f"{here}: only blocks that are text", f"{here}.type")
+            raise Unsupported(f"{here}.type must be text here, got {block.type}", f"{here}.type")
         refuse(block, here + ".")
         texts.append(_given(block.text, f"{here}.text"))
     return "".join(texts)
@@ -282,7 +286,8 @@ def _given(value: str | None, at: str) -> str:
 def _tool(index: int, tool: CustomTool) -> dict[str, Any]:
     if tool.type not in (None, "custom"):
         at = f"tools[{index}].type"
-        raise Unsupported(f"{at}: only custom tools; what a server runs itself is not here", at)
+        what = f"{at} must be custom, got {shown(tool.type)}: what a server runs itself is not here"
+        raise Unsupported(what, at)
     given: dict[str, Any] = {
         "name": tool.name,
         "description": tool.description,

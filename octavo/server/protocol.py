@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from octavo.core.request import MAX_TOP_LOGPROBS, SamplingParams
+from octavo.core.request import MAX_TOP_LOGPROBS, SamplingParams, shown
 from octavo.errors import InvalidRequest, Unsupported
 from octavo.server.deadlines import SloBody
-from octavo.server.decoding import Ignored, Refused, decode, refuse
+from octavo.server.decoding import Ignored, Refused, decode, refuse, told
 from octavo.server.structured import ResponseFormat, Structured, wanted
 from octavo.server.tools import Tool, ToolCall, ToolChoice
 
@@ -181,7 +181,8 @@ def parse(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ign
     if body.stream_options is not None:
         refuse(body.stream_options, "stream_options.")
         if not body.stream:
-            raise InvalidRequest("stream_options needs stream: true", "stream_options")
+            what = f"stream_options needs stream: true, got {told(body.stream)}"
+            raise InvalidRequest(what, "stream_options")
     check_metadata(body.metadata)
     return body, ignored
 
@@ -189,19 +190,20 @@ def parse(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ign
 def check_priority(body: Wishes, limits: Limits) -> None:
     """Raises `Unsupported` for a priority that nobody would look at."""
     if body.priority is not None and not limits.priority:
-        raise Unsupported("priority needs a server started with --policy priority", "priority")
+        what = f"priority {body.priority} needs a server started with --policy priority"
+        raise Unsupported(what, "priority")
 
 
 def check_metadata(metadata: dict[str, str] | None) -> None:
     """OpenAI's limits. It is for the caller's own records: nothing is stored here."""
     for key, value in (metadata or {}).items():
         if len(key) > METADATA_KEY or len(value) > METADATA_VALUE:
-            raise InvalidRequest(
-                f"metadata: keys have at most {METADATA_KEY} characters, values {METADATA_VALUE}",
-                "metadata",
-            )
+            most = f"keys have at most {METADATA_KEY} characters, values {METADATA_VALUE}"
+            got = f"got {len(key)} and {len(value)} at {shown(key)}"
+            raise InvalidRequest(f"metadata: {most}, {got}", "metadata")
     if metadata is not None and len(metadata) > METADATA_PAIRS:
-        raise InvalidRequest(f"metadata has at most {METADATA_PAIRS} pairs", "metadata")
+        what = f"metadata has at most {METADATA_PAIRS} pairs, got {len(metadata)}"
+        raise InvalidRequest(what, "metadata")
 
 
 def sampling(body: ChatBody | CompletionBody, limits: Limits) -> SamplingParams:
@@ -236,7 +238,8 @@ def sampling(body: ChatBody | CompletionBody, limits: Limits) -> SamplingParams:
     logprobs = _logprobs(body)
     if logprobs.get("logprobs", 0) > limits.max_logprobs:
         name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
-        raise InvalidRequest(f"{name} must be at most {limits.max_logprobs} on this server", name)
+        most = f"at most {limits.max_logprobs} on this server"
+        raise InvalidRequest(f"{name} must be {most}, got {logprobs['logprobs']}", name)
     return SamplingParams(max_tokens=_max_tokens(body), **logprobs, **kept)
 
 
@@ -250,10 +253,13 @@ def _max_tokens(body: ChatBody | CompletionBody) -> int | None:
         return COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     new, old = body.max_completion_tokens, body.max_tokens
     if new is not None and new < 1:
-        raise InvalidRequest("max_completion_tokens must be at least 1", "max_completion_tokens")
+        what = f"max_completion_tokens must be at least 1, got {new}"
+        raise InvalidRequest(what, "max_completion_tokens")
     if new is not None and old is not None and new != old:
         raise InvalidRequest(
-            "max_tokens is the old name of max_completion_tokens: give one of them", "max_tokens"
+            "give max_completion_tokens, or its old name max_tokens, or the same in both, "
+            f"got {new} and {old}",
+            "max_tokens",
         )
     return old if new is None else new
 
@@ -263,14 +269,17 @@ def _logprobs(body: ChatBody | CompletionBody) -> dict[str, Any]:
         if body.logprobs is None:
             return {}
         if body.echo and (body.n or 1) > 1:
-            raise Unsupported("echo with logprobs is for one choice: n must be 1", "n")
+            what = f"n must be 1 with echo and logprobs, got {body.n}"
+            raise Unsupported(what, "n")
         both = {"logprobs": body.logprobs}
         return both | ({"prompt_logprobs": body.logprobs} if body.echo else {})
     top = body.top_logprobs
     if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise InvalidRequest(f"top_logprobs must be in [0, {MAX_TOP_LOGPROBS}]", "top_logprobs")
-    if top is not None and not body.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs: true", "top_logprobs")
+        what = f"top_logprobs must be an integer in [0, {MAX_TOP_LOGPROBS}], got {top}"
+        raise InvalidRequest(what, "top_logprobs")
+    if top and not body.logprobs:
+        what = f"top_logprobs {top} needs logprobs: true, got {told(body.logprobs)}"
+        raise InvalidRequest(what, "top_logprobs")
     return {"logprobs": top or 0} if body.logprobs else {}
 
 
@@ -279,15 +288,19 @@ def _stops(stop: str | list[str] | None, most: int) -> tuple[str, ...] | None:
         return None
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if len(stops) > most:
-        raise InvalidRequest(f"at most {most} stop strings, got {len(stops)}", "stop")
+        raise InvalidRequest(f"stop may have at most {most} texts, got {len(stops)}", "stop")
+    if not all(stops):
+        raise InvalidRequest(f"stop must be texts of a character or more, got {told(stop)}", "stop")
     return stops
 
 
 def _bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...] | None:
     if bias is None:
         return None
-    if not all(re.fullmatch(r"0|[1-9][0-9]{0,8}", key) for key in bias):
-        raise InvalidRequest("logit_bias maps token ids to numbers in [-100, 100]", "logit_bias")
+    for key, value in bias.items():
+        if not (re.fullmatch(r"0|[1-9][0-9]{0,8}", key) and -100.0 <= value <= 100.0):
+            what = "logit_bias maps token ids to numbers in [-100, 100]"
+            raise InvalidRequest(f"{what}, got {shown(key)}: {shown(value)}", "logit_bias")
     return tuple(sorted((int(key), value) for key, value in bias.items()))
 
 
@@ -307,13 +320,15 @@ def chat_messages(body: ChatBody) -> list[dict[str, Any]]:
         if message.content is None and role != "assistant":
             raise InvalidRequest(f"{at}content is required", at + "content")
         if (message.tool_call_id is None) == (role == "tool"):
-            what = "is required" if role == "tool" else "belongs to messages with role tool"
+            theirs = f"belongs to messages with role tool, got role {role}"
+            what = "is required with role tool" if role == "tool" else theirs
             raise InvalidRequest(f"{at}tool_call_id {what}", at + "tool_call_id")
         plain: dict[str, Any] = {"role": role, "content": _plain(message.content, at + "content")}
         if role == "assistant":
             plain |= _of_assistant(message)
         elif message.tool_calls:
-            raise InvalidRequest(f"{at}tool_calls belong to assistants", at + "tool_calls")
+            what = f"{at}tool_calls belong to messages with role assistant, got role {role}"
+            raise InvalidRequest(what, at + "tool_calls")
         plain |= {"tool_call_id": message.tool_call_id} if role == "tool" else {}
         made.append(plain if message.name is None else plain | {"name": message.name})
     return made
@@ -344,7 +359,8 @@ def _plain(content: str | list[Part] | None, at: str) -> str:
     texts = []
     for index, part in enumerate(content):
         if part.type != "text":
-            raise Unsupported(f"{at}[{index}]: only parts of type text", f"{at}[{index}].type")
+            where = f"{at}[{index}].type"
+            raise Unsupported(f"{where} must be text, got {shown(part.type)}", where)
         refuse(part, f"{at}[{index}].")
         if part.text is None:
             raise InvalidRequest(f"{at}[{index}].text is required", f"{at}[{index}].text")
@@ -361,7 +377,9 @@ def several(given: str | list[Any], most: int, field: str) -> list[str | list[in
     if all(type(item) is int for item in given):
         return [given]
     if len(given) > most:
-        raise InvalidRequest(f"at most {most} {field}s a request, got {len(given)}", field)
+        what = f"{field} may have at most {most} items on this server, got {len(given)}"
+        raise InvalidRequest(what, field)
     if {type(item) for item in given} in ({str}, {list}):
         return given
-    raise InvalidRequest(f"{field} must be text, texts, token ids, or lists of token ids", field)
+    what = f"{field} must be text, texts, token ids, or lists of token ids, got {shown(given)}"
+    raise InvalidRequest(what, field)

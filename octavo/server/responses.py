@@ -16,10 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from octavo.core.request import shown
 from octavo.errors import InvalidRequest, NotFound, Unsupported
 from octavo.server.auth import Key
 from octavo.server.chat import Wire, job_of
-from octavo.server.decoding import Refused, decode, refuse, taken
+from octavo.server.decoding import Refused, decode, refuse, taken, told
 from octavo.server.exchange import Job
 from octavo.server.generate import Generate, Visit
 from octavo.server.problems import reply_json
@@ -31,6 +32,7 @@ from octavo.server.service import Service
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")  # of the latter there is none to include
+TEXTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
 NAMES = {
     "messages": "input",
     "prompt": "input",
@@ -225,22 +227,28 @@ def _forget(response: dict[str, Any]) -> None:
 def _check(body: ResponsesBody) -> None:
     check_metadata(body.metadata)
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
-        raise InvalidRequest("max_output_tokens must be at least 1", "max_output_tokens")
+        what = f"max_output_tokens must be at least 1, got {body.max_output_tokens}"
+        raise InvalidRequest(what, "max_output_tokens")
     if body.truncation not in (None, "disabled"):
-        raise Unsupported("truncation: nothing is cut off here; only disabled", "truncation")
+        what = f"truncation must be disabled, got {shown(body.truncation)}: nothing is cut off here"
+        raise Unsupported(what, "truncation")
     for name in body.include or ():
         if name not in INCLUDES:
-            raise Unsupported(f"include: only {' and '.join(INCLUDES)}", "include")
+            what = f"include may have {', '.join(INCLUDES)}, got {shown(name)}"
+            raise Unsupported(what, "include")
     if body.top_logprobs and LOGPROBS not in (body.include or ()):
-        raise InvalidRequest(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
+        what = f"top_logprobs {body.top_logprobs} needs include: [{LOGPROBS!r}]"
+        raise InvalidRequest(f"{what}, got {told(body.include)}", "top_logprobs")
     if body.stream_options is not None:
         refuse(body.stream_options, "stream_options.")
         if not body.stream:
-            raise InvalidRequest("stream_options needs stream: true", "stream_options")
+            what = f"stream_options needs stream: true, got {told(body.stream)}"
+            raise InvalidRequest(what, "stream_options")
     if body.reasoning is not None:
         refuse(body.reasoning, "reasoning.")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
-        raise Unsupported("text.verbosity is not supported by this version", "text.verbosity")
+        what = f"text.verbosity must be medium in this version, got {shown(body.text.verbosity)}"
+        raise Unsupported(what, "text.verbosity")
 
 
 def _translated(
@@ -267,7 +275,7 @@ def _translated(
     try:
         chat = taken(ChatBody, {name: value for name, value in asked.items() if value is not None})
     except InvalidRequest as error:
-        error.param = wire.name(error.param)
+        error.rename(wire.name(error.param))
         raise
     return job_of(service, chat, visit, wire)
 
@@ -285,9 +293,8 @@ def _messages(
         at, kind = f"input[{index}]", item.type or "message"
         if kind == "message":
             if item.role not in ("user", "assistant", "system", "developer"):
-                raise InvalidRequest(
-                    f"{at}.role must be user, assistant, system or developer", f"{at}.role"
-                )
+                what = "must be user, assistant, system or developer"
+                raise InvalidRequest(f"{at}.role {what}, got {told(item.role)}", f"{at}.role")
             text = _plain(item.content, f"{at}.content")
             said = {"role": item.role, "content": text}
             made.append(said | thought if item.role == "assistant" else said)
@@ -305,7 +312,8 @@ def _messages(
             text = _plain(item.content or "", f"{at}.content")
             thought = {"reasoning_content": text} if text else {}
         else:
-            raise Unsupported(f"{at}: items of type {kind[:80]!r} are not known", f"{at}.type")
+            what = "must be message, function_call, function_call_output or reasoning"
+            raise Unsupported(f"{at}.type {what}, got {shown(kind)}", f"{at}.type")
     return made
 
 
@@ -331,8 +339,9 @@ def _plain(content: str | list[InputPart] | None, at: str) -> str:
     texts = []
     for index, part in enumerate(content):
         here = f"{at}[{index}]"
-        if part.type not in ("input_text", "output_text", "text", "reasoning_text", "refusal"):
-            raise Unsupported(f"{here}: only parts that are text", f"{here}.type")
+        if part.type not in TEXTS:
+            what = f"{here}.type must be one of {', '.join(TEXTS)}, got {shown(part.type)}"
+            raise Unsupported(what, f"{here}.type")
         refuse(part, here + ".")
         name = "refusal" if part.type == "refusal" else "text"
         texts.append(_given(getattr(part, name), f"{here}.{name}"))
@@ -350,7 +359,8 @@ def _format(format: dict[str, Any] | None) -> dict[str, Any] | None:
 def _tool(index: int, tool: FunctionTool) -> dict[str, Any]:
     if tool.type != "function":
         at = f"tools[{index}].type"
-        raise Unsupported(f"{at}: only functions; what a server runs itself is not here", at)
+        what = f"{at} must be function, got {shown(tool.type)}: what a server runs is not here"
+        raise Unsupported(what, at)
     function = {
         name: value
         for name in ("name", "description", "parameters", "strict")
@@ -363,7 +373,8 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") != "function":
-        raise Unsupported("tool_choice: auto, none, required or a function", "tool_choice")
+        what = "tool_choice must be auto, none, required or a function"
+        raise Unsupported(f"{what}, got {shown(choice)}", "tool_choice")
     return {"type": "function", "function": {"name": choice.get("name")}}
 
 

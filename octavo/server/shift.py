@@ -394,7 +394,7 @@ def _need(job: Job) -> tuple[int, int]:
 def _offline(job: Job, batch: Batch, line: int) -> Job:
     """A job that nobody waits for. Raises `Unsupported`."""
     if job.asked.stream:
-        raise Unsupported("stream is not supported in a batch", "stream")
+        raise Unsupported("stream must be false in a batch, got true", "stream")
     seeds = (f"{batch.id} {line} {number}".encode() for number in itertools.count())
     requests = (_behind(request, seed) for request, seed in zip(job.requests, seeds, strict=False))
     return replace(job, requests=tuple(requests))

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
+from octavo.core.request import shown
 from octavo.errors import InvalidRequest
 from octavo.server.answer import Answer
 from octavo.server.chat import prompt_of
@@ -56,14 +57,16 @@ def tokenize(service: Service, data: bytes) -> tuple[Any, Ignored]:
     if body.model is not None:
         service.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("give either prompt or messages", "prompt")
+        got = "neither" if body.prompt is None else "both"
+        raise InvalidRequest(f"give either prompt or messages, got {got}", "prompt")
     if body.prompt is not None:
         bos = False if body.add_special_tokens is False else None
         ids = tokenizer.encode(body.prompt, bos=bos)
     else:
         if body.add_special_tokens:
             raise InvalidRequest(
-                "messages have the special tokens that their template writes", "add_special_tokens"
+                "add_special_tokens: messages have those that their template writes, got true",
+                "add_special_tokens",
             )
         chat = {"model": service.served.name, "messages": body.messages}
         if body.tools:
@@ -86,5 +89,6 @@ def detokenize(service: Service, data: bytes) -> tuple[Any, Ignored]:
     size = service.served.door.vocab_size
     for id in body.tokens:
         if not 0 <= id < size:
-            raise InvalidRequest(f"token id {id} is not in the vocabulary of {size}", "tokens")
+            what = f"tokens must be ids in [0, {size - 1}], got {shown(id)}"
+            raise InvalidRequest(what, "tokens")
     return {"prompt": service.served.tokenizer.decode(body.tokens, False)}, ignored

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from octavo.core.request import StructuredOutputs
+from octavo.core.request import StructuredOutputs, shown
 from octavo.errors import InvalidRequest, Unsupported
 from octavo.grammar.worker import JSON_FORM
 from octavo.server.parsing import END_CALL, OPEN_CALL
@@ -112,17 +112,20 @@ def toolbox(
     """What the fields ask for; None: no tool may be called. Raises `InvalidRequest`."""
     if not tools:
         if choice is not None and choice not in ("none", "auto"):
-            raise InvalidRequest("tool_choice needs tools", "tool_choice")
+            got = choice if isinstance(choice, str) else shown(choice.function.name)
+            raise InvalidRequest(f"tool_choice {got} needs tools, got none", "tool_choice")
         return None
     if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"at most {MAX_TOOLS} tools, got {len(tools)}", "tools")
+        raise InvalidRequest(f"tools may be at most {MAX_TOOLS}, got {len(tools)}", "tools")
     functions = tuple(tool.function for tool in tools)
     for index, function in enumerate(functions):
         if not _NAME.fullmatch(function.name):
             at = f"tools[{index}].function.name"
-            raise InvalidRequest(f"{at} must be 1 to 128 of a-z A-Z 0-9 _ - .", at)
-    if len({function.name for function in functions}) < len(functions):
-        raise InvalidRequest("two tools have the same name", "tools")
+            what = f"{at} must be 1 to 128 of a-z A-Z 0-9 _ - ., got {shown(function.name)}"
+            raise InvalidRequest(what, at)
+    names = [function.name for function in functions]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InvalidRequest(f"tools must have names of their own, got {twice[0]} twice", "tools")
     if choice == "none":
         return None
     if isinstance(choice, NamedTool):

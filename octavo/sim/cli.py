@@ -47,7 +47,7 @@ WIDTH = 100
 def _words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
     words = [word.strip() for word in value.split(",") if word.strip()]
     if not words:
-        raise click.BadParameter("give at least one name")
+        raise click.BadParameter(f"give at least one name, not {value!r}")
     return words
 
 
@@ -55,12 +55,13 @@ def _floats(_: click.Context, __: click.Parameter, value: str | None) -> list[fl
     try:
         return [] if value is None else [float(word) for word in value.split(",")]
     except ValueError:
-        raise click.BadParameter("give numbers, such as 2,4,8") from None
+        raise click.BadParameter(f"give numbers, such as 2,4,8, not {value!r}") from None
 
 
 def _share(_: click.Context, __: click.Parameter, value: float) -> float:
     if not 0.0 <= value <= 1.0:  # a NaN is not
-        raise click.BadParameter("give a share of the duration, such as 0.05; at most 1")
+        what = f"give a share of the duration, such as 0.05, from 0 to 1, not {value:g}"
+        raise click.BadParameter(what)
     return value
 
 
@@ -70,7 +71,8 @@ def _window(_: click.Context, __: click.Parameter, value: str | None) -> tuple[f
     try:
         start, end = (float(word) for word in value.split(":"))
     except ValueError:
-        raise click.BadParameter("give seconds as start:end, such as 0:600") from None
+        what = f"give seconds as start:end, such as 0:600, not {value!r}"
+        raise click.BadParameter(what) from None
     return start, end
 
 
