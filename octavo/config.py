@@ -169,7 +169,8 @@ class ServerConfig:
     )
     strict: bool = knob(
         False,
-        "Refuse unknown fields of requests; else they are named in x-octavo-ignored.",
+        "Refuse unknown fields of requests, and what they ask for beside the answer (store, "
+        "prompt_cache_retention: 24h); else these are named in x-octavo-ignored.",
         section="What a request may ask for",
     )
     max_body: int = knob(16 * 2**20, "Largest request body.", size=True)

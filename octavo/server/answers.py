@@ -10,6 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 Struct = msgspec.Struct
+UNSET = msgspec.UNSET
+Tier = Literal["priority", "default", "flex"]  # that it was served at, where one was asked for
 
 
 class ErrorObject(Struct):
@@ -92,6 +94,7 @@ class ChatCompletion(Struct):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: Tier | msgspec.UnsetType = UNSET
 
 
 class CompletionChoice(Struct):
@@ -111,6 +114,7 @@ class Completion(Struct):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage
+    service_tier: Tier | msgspec.UnsetType = UNSET
 
 
 class Embedding(Struct):
@@ -134,6 +138,7 @@ class Embeddings(Struct):
     data: list[Embedding]
     usage: EmbeddingsUsage
     pooling: str
+    service_tier: Tier | msgspec.UnsetType = UNSET
 
 
 class ResponseUsage(Struct):

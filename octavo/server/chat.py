@@ -69,18 +69,19 @@ def job_of(service: Service, body: protocol.ChatBody, visit: Visit, wire: Wire) 
         ids = _prompt(service, body, box)
         speech = Speech.of(service, ids, box, params)
         shown = speech is not None and speech.tagged
+        held = granted(service, body, visit)
         request = service.served.door.request(
             wire.id,
             ids,
             params if speech is None else speech.held(params),
             arrival=visit.arrival,
-            caller=caller(visit.key, body, held := granted(service, body, visit)),
+            caller=caller(visit.key, body, held),
             skip_special=body.skip_special_tokens is not False and not shown,
         )
     except InvalidRequest as error:
         error.rename(wire.name(error.param))
         raise
-    wanted = asked(service, wire.id, body)
+    wanted = asked(service, wire.id, body, held)
     if speech is not None:
         skip = wanted.skip_special and not shown
         wanted = replace(wanted, parser=speech.parser, skip_special=skip)

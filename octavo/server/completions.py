@@ -42,5 +42,5 @@ def completion_job(service: Service, data: bytes, visit: Visit) -> Job:
         )
         if body.echo:
             texts.append(text if text is not None else tokenizer.decode(ids, False))
-    wanted = asked(service, id, body, tuple(texts))
+    wanted = asked(service, id, body, held, tuple(texts))
     return Job(tuple(requests), wanted, CompletionShape, held.clamped, ignored)

@@ -23,6 +23,7 @@ FIELDS = ("ttft", "tpot", "e2e")
 HEADERS = tuple(f"x-slo-{name}-ms" for name in FIELDS)
 TIERS = {tier.name.lower(): tier for tier in Tier if tier is not Tier.BATCH}
 TIERS |= {"auto": Tier.DEFAULT}
+ASKED = TIERS | {"scale": Tier.DEFAULT}  # what was bought in advance is not here
 FALLBACK = "x-slo-fallback"
 
 
@@ -38,11 +39,13 @@ class SloBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """What a request is held to, and whether it had asked for more."""
+    """What a request is held to, and whether it had asked for more. named: whether it names a
+    service tier, so that the answer is to say which one it was served at."""
 
     slo: Slo = NO_SLO
     tier: Tier = Tier.DEFAULT
     clamped: bool = False
+    named: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,27 +89,27 @@ class Deadlines:
     def granted(
         self, asked: Slo, body: SloBody | None, service_tier: str | None, key: Key | None
     ) -> Granted:
-        """Headers, body and defaults together, held to what the key may ask."""
+        """Headers, body and defaults together, held to what the key may ask. A tier is a wish, by
+        OpenAI's reference: where the policy has none, all are served at the default one."""
         if body is not None:
             self._known("slo")
             asked = _merged(asked, body)
-        tier = TIERS.get("auto" if service_tier is None else service_tier)
+        tier = ASKED.get("auto" if service_tier is None else service_tier)
         if tier is None:
-            words = ", ".join(TIERS)
+            words = ", ".join(ASKED)
             text = f"service_tier must be one of {words}, got {str(service_tier)[:64]}"
             raise Unsupported(text, "service_tier")
-        if tier is not Tier.DEFAULT:
-            self._known("service_tier", f"service_tier {service_tier}")
+        tier = tier if self.kept else Tier.DEFAULT
         held = max(tier, key.tier) if key is not None else tier
         slo = _with_defaults(asked, self.defaults.get(held, NO_SLO))
         least = key.tightest if key is not None else NO_SLO
         kept = _no_tighter(slo, least)
-        return Granted(kept, held, kept != slo or held != tier)
+        return Granted(kept, held, kept != slo or held != tier, service_tier is not None)
 
-    def _known(self, name: str, said: str = "") -> None:
+    def _known(self, name: str) -> None:
         if not self.kept:
             needs = "needs a server started with --policy slo or fair-slo"
-            raise Unsupported(f"{said or name} {needs}", name)
+            raise Unsupported(f"{name} {needs}", name)
 
 
 def parse_slo(text: str) -> tuple[Tier, Slo]:

@@ -1,8 +1,9 @@
 """JSON bytes into a declared body, or an error that names the field.
 
 Three kinds of field: declared with a type, and honoured; declared as `Refused`: known to the API
-and refused by name unless it asks for what happens anyway; any other is unknown. What is unknown
-is accepted and named in the answer's `x-octavo-ignored`, or refused by a strict server.
+and refused by name unless it asks for what happens anyway, or for something beside the answer; any
+other is unknown. What is unknown, or beside the answer, is accepted and named in the answer's
+`x-octavo-ignored`, or refused by a strict server.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "annotations": ([],),
     "suffix": ("",),
     "best_of": (1,),
+    "background": (False,),
+    "function_call": ("none", "auto"),  # of functions there are none
+    "mcp_servers": ([],),
+    "summary": ("auto",),  # the best that the model has, and it has none
+    "verbosity": ("medium",),
     "echo": (False,),
     "include_obfuscation": (False,),
     "prompt_cache_retention": ("in_memory", "in-memory"),
@@ -41,6 +47,11 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "chat_template_kwargs": ({},),
 }
+
+# What asks for something beside the answer, which is the same without it: to keep a copy for
+# OpenAI's own products (nothing is kept here, nor found by GET), to keep the prefix for longer (it
+# is kept while there is room).
+_BESIDE: dict[str, tuple[Any, ...]] = {"store": (True,), "prompt_cache_retention": ("24h",)}
 
 # What other servers' fields are called here.
 _INSTEAD = {
@@ -95,7 +106,8 @@ def refused_fields() -> dict[str, tuple[str, ...]]:
 
 
 def decode(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ignored]:
-    """A body, and its unknown fields. Raises `InvalidRequest` or `Unsupported`, naming the field.
+    """A body, and those of its fields that are ignored: unknown ones, and what is asked for beside
+    the answer. Raises `InvalidRequest` or `Unsupported`, naming the field.
     Of `cls` itself refused fields are refused; of what it holds, `refuse` does that."""
     ignored: Ignored = ()
     try:
@@ -108,8 +120,9 @@ def decode(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ig
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
-    refuse(body)
-    return body, ignored
+    beside = () if strict else _beside(body)
+    refuse(body, passed=beside)
+    return body, (*ignored, *beside)
 
 
 def taken(cls: type[Body], value: Any) -> Body:
@@ -122,13 +135,22 @@ def taken(cls: type[Body], value: Any) -> Body:
     return body
 
 
-def refuse(value: msgspec.Struct, prefix: str = "") -> None:
-    """Raises `Unsupported` for a field that is known and refused. prefix: where `value` is."""
+def _beside(body: msgspec.Struct) -> Ignored:
+    names = _refused(type(body))
+    return tuple(name for name in names if _among(getattr(body, name), _BESIDE.get(name, ())))
+
+
+def _among(given: Any, values: tuple[Any, ...]) -> bool:
+    return any(given == value and type(given) is type(value) for value in values)
+
+
+def refuse(value: msgspec.Struct, prefix: str = "", passed: Ignored = ()) -> None:
+    """Raises `Unsupported` for a field that is known and refused. prefix: where `value` is; passed:
+    fields that are not refused."""
     for name in _refused(type(value)):
         given = getattr(value, name)
-        if given is not None and not any(
-            given == ok and type(given) is type(ok) for ok in _HARMLESS.get(name, ())
-        ):
+        fine = given is None or name in passed or _among(given, _HARMLESS.get(name, ()))
+        if not fine:
             raise Unsupported(f"{prefix}{name} {_why_not(name)}, got {told(given)}", prefix + name)
 
 
@@ -260,7 +282,7 @@ def _standing(value: Any, steps: list[str]) -> Iterator[Any]:
 
 
 def _got(raw: Any, path: str, kind: type | None = None) -> str:
-    """", got" and the value at a path, if it can be found: the first of a kind that is wrong."""
+    """ ", got" and the value at a path, if it can be found: the first of a kind that is wrong."""
     found = _standing(raw, re.findall(r"[^.\[\]]+|\[[^\]]*\]", path))
     values = (v for v in found if v is not _NOWHERE and (kind is None or type(v) is kind))
     return next((f", got {told(value)}" for value in values), "")

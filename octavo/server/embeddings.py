@@ -20,7 +20,7 @@ from octavo.core.request import SamplingParams
 from octavo.errors import EngineError, InvalidRequest, Unsupported
 from octavo.server.decoding import Refused, decode
 from octavo.server.exchange import Job
-from octavo.server.generate import Generate, Visit, caller, granted
+from octavo.server.generate import Generate, Visit, caller, granted, told_tier
 from octavo.server.parsing import Called
 from octavo.server.protocol import Wishes, check_priority, several
 from octavo.server.reply import Asked, Choice, Head, Logged, Reply
@@ -66,7 +66,7 @@ def embeddings_job(service: Service, data: bytes, visit: Visit) -> Job:
             error.rename("input")
             raise
         requests.append(made)
-    head = Head(id, int(time.time()), served.name, served.system_fingerprint)
+    head = Head(id, int(time.time()), served.name, served.system_fingerprint, tier=told_tier(held))
 
     def shape(asked: Asked, _: int) -> EmbeddingsShape:
         return EmbeddingsShape(asked, body.encoding_format == "base64")
@@ -116,9 +116,11 @@ class EmbeddingsShape:
             for choice in reply.choices
         ]
         tokens = reply.num_prompt_tokens
-        return {
+        head = self._asked.head
+        tier = {} if head.tier is None else {"service_tier": head.tier}
+        return tier | {
             "object": "list",
-            "model": self._asked.head.model,
+            "model": head.model,
             "data": data,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             "pooling": "last token, at unit length",

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from octavo.core.admission import Admission
 from octavo.core.admission import Ticket as Counted
-from octavo.core.request import Request
+from octavo.core.request import Request, Tier
 from octavo.errors import Overloaded
 from octavo.server.deadlines import in_force
 from octavo.server.decoding import Ignored, said_ignored
@@ -39,6 +39,14 @@ class Job:
     ignored: Ignored = ()
 
 
+def _served_at(tier: Tier, job: Job) -> Asked:
+    """How the answer is wanted, with the tier that admission left it."""
+    asked, was = job.asked, job.requests[0].tier
+    if asked.head.tier is None or tier is was:
+        return asked
+    return replace(asked, head=replace(asked.head, tier=tier.name.lower()))
+
+
 class Exchange:
     """One generating request, from admission to its last byte."""
 
@@ -57,7 +65,7 @@ class Exchange:
         driver.check()  # it may have been lost while the body was parsed
         requests = admission.judge_all(job.requests, driver.clock(), counted.key)
         self.ticket = Ticket(requests)
-        self.reply = Reply(job.asked, job.shape, requests)
+        self.reply = Reply(_served_at(requests[0].tier, job), job.shape, requests)
         self.outcome = "error"
 
     def _said(self) -> list[tuple[bytes, bytes]]:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from octavo.core.admission import Ticket as Counted
-from octavo.core.request import Slo, shown
+from octavo.core.request import Slo, Tier, shown
 from octavo.door import Caller
 from octavo.errors import InvalidRequest, TimedOut
 from octavo.server import protocol
@@ -187,18 +187,24 @@ def asked(
     service: Service,
     id: str,
     body: protocol.ChatBody | protocol.CompletionBody,
+    held: Granted,
     echo: tuple[str, ...] = (),
 ) -> Asked:
     """How the answer is wanted."""
     options, served = body.stream_options, service.served
     usage = bool(options is not None and options.include_usage)
     return Asked(
-        Head(id, int(time.time()), served.name, served.system_fingerprint, usage),
+        Head(id, int(time.time()), served.name, served.system_fingerprint, usage, told_tier(held)),
         served.tokenizer,
         stream=bool(body.stream),
         skip_special=body.skip_special_tokens is not False,
         echo=echo,
     )
+
+
+def told_tier(held: Granted) -> str | None:
+    """The tier as the answer names it, if it is to."""
+    return held.tier.name.lower() if held.named or held.tier is not Tier.DEFAULT else None
 
 
 def caller(key: Key | None, body: protocol.Wishes, granted: Granted) -> Caller:

@@ -167,8 +167,8 @@ def document(version: str, strict: bool = False, model: str = "") -> dict[str, A
             "title": "Octavo",
             "version": version,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-            "description": "Fields that nobody here knows are "
-            + ("refused." if strict else f"named in `{IGNORED_HEADER.decode()}`."),
+            "description": "Fields that nobody here knows, and what is asked for beside the "
+            "answer, are " + ("refused." if strict else f"named in `{IGNORED_HEADER.decode()}`."),
         },
         "paths": paths,
         "components": {

@@ -23,13 +23,15 @@ encode = msgspec.json.encode
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What every chunk of an answer repeats; include_usage: a stream ends with the usage."""
+    """What every chunk of an answer repeats; include_usage: a stream ends with the usage. tier: the
+    service tier that it is served at, where the request named one."""
 
     id: str
     created: int
     model: str
     fingerprint: str
     include_usage: bool = False
+    tier: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

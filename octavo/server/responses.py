@@ -31,7 +31,17 @@ from octavo.server.responses_store import Kept, Shelf
 from octavo.server.service import Service
 
 LOGPROBS = "message.output_text.logprobs"
-INCLUDES = (LOGPROBS, "reasoning.encrypted_content")  # of the latter there is none to include
+# But for the first there is nothing to include: no thought is encrypted, no tool runs here.
+INCLUDES = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "refusal")
 NAMES = {
     "messages": "input",
@@ -126,10 +136,10 @@ class ResponsesBody(Extras, kw_only=True):
     truncation: str | None = None
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
+    max_tool_calls: int | None = None  # of tools that the server runs, and it runs none
     # Known, and refused.
     background: Refused = None
     conversation: Refused = None
-    max_tool_calls: Refused = None
     prompt: Refused = None
     prompt_cache_retention: Refused = None
 
@@ -385,14 +395,13 @@ def _fields(body: ResponsesBody, keeps: bool) -> dict[str, Any]:
         "background": False,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": None,
+        "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
         "safety_identifier": body.safety_identifier,
-        "service_tier": body.service_tier or "default",
         "store": keeps,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": text.format or {"type": "text"}, "verbosity": "medium"},

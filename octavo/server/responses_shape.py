@@ -205,6 +205,7 @@ class ResponsesShape:
             "error": None,
             "incomplete_details": cut,
             "model": head.model,
+            "service_tier": head.tier or "default",
             "output": output,
             "usage": None if reply is None else usage(reply),
         } | self._fields

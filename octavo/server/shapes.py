@@ -18,13 +18,14 @@ LOWEST = -9999.0  # JSON has no -inf
 
 
 def _fields(head: Head, kind: str) -> dict[str, Any]:
-    return {
+    fields: dict[str, Any] = {
         "id": head.id,
         "object": kind,
         "created": head.created,
         "model": head.model,
         "system_fingerprint": head.fingerprint,
     }
+    return fields if head.tier is None else fields | {"service_tier": head.tier}
 
 
 def _frame(head: Head, kind: str) -> tuple[bytes, bytes]:

@@ -127,7 +127,7 @@ async def test_the_body_and_the_tier_say_it_too() -> None:
         ({}, {"slo": {"ttft_ms": 0}}, "slo.ttft_ms"),
         ({}, {"slo": {"fallback": "x"}}, "slo.fallback"),
         ({}, {"slo": {"speed": 1}}, "slo.speed"),
-        ({}, {"service_tier": "scale"}, "service_tier"),
+        ({}, {"service_tier": "urgent"}, "service_tier"),
         ({}, {"service_tier": ""}, "service_tier"),
         ({"x-slo-ttft-ms": ""}, {}, "x-slo-ttft-ms"),
         ({"x-slo-fallback": ""}, {}, "x-slo-fallback"),
@@ -166,14 +166,23 @@ async def test_without_a_policy_that_keeps_them_deadlines_are_refused(headers, b
     assert "--policy slo" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("tier", ["priority", "flex"])
-async def test_without_a_policy_that_looks_at_tiers_only_the_plain_one_is_served(tier: str) -> None:
-    answer = await post(House(), chat(service_tier=tier))
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "service_tier"
-    assert f"service_tier {tier} needs" in answer.json()["error"]["message"]
-    for same in ("auto", "default"):
-        assert (await post(House(), chat(service_tier=same))).status_code == 200
+@pytest.mark.parametrize(
+    ("tier", "served"),
+    [("auto", "default"), ("scale", "default"), ("flex", "flex"), ("priority", "priority")],
+)
+async def test_where_the_policy_has_tiers_the_answer_says_which_one_it_was(
+    tier: str, served: str
+) -> None:
+    answer = await post(House(policy=slo()), chat(service_tier=tier))
+    assert answer.json()["service_tier"] == served
+
+
+async def test_who_is_let_in_without_promises_is_told_the_tier_that_is_left() -> None:
+    house = House(policy=slo())
+    head = {"x-slo-ttft-ms": "0.001", "x-slo-fallback": "best-effort"}
+    answer = await post(house, chat(service_tier="priority"), **head)
+    assert answer.headers["x-octavo-slo"] == "degraded"
+    assert answer.json()["service_tier"] == "flex"
 
 
 async def test_a_key_is_held_to_its_tier_and_its_deadlines(tmp_path: Path) -> None:

@@ -103,12 +103,15 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"functions": [{}]}, "functions"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
-    ({"store": True}, "store"),
+    ({"store": "yes"}, "store"),
     ({"metadata": {"a": 5}}, "metadata"),
     ({"metadata": {"a": "b" * 513}}, "metadata"),
     ({"metadata": {"a" * 65: "b"}}, "metadata"),
     ({"metadata": {str(i): "b" for i in range(17)}}, "metadata"),
-    ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+    ({"prompt_cache_retention": "7d"}, "prompt_cache_retention"),
+    ({"verbosity": "low"}, "verbosity"),
+    ({"function_call": {"name": "f"}}, "function_call"),
+    ({"service_tier": "urgent"}, "service_tier"),
     ({"slo": {"foo": 1}}, "slo.foo"),
     ({"priority": 1}, "priority"),
     ({"user": 5}, "user"),
@@ -323,6 +326,73 @@ def test_harmless_values_of_refused_fields_pass() -> None:
         ],
     }
     assert ask(CHAT, chat() | fields).status_code == 200
+
+
+BESIDE: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"store": True}),
+    (COMPLETIONS, {"store": True}),
+    (CHAT, {"prompt_cache_retention": "24h"}),
+    ("/v1/responses", {"prompt_cache_retention": "24h"}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), BESIDE)
+def test_what_is_asked_for_beside_the_answer_is_named_and_changes_nothing(
+    path: str, fields: dict[str, Any]
+) -> None:
+    """To keep a copy, or the cache for longer: the answer is bit for bit the same without."""
+    good = chat("x")["messages"] if path == CHAT else "x"
+    name = {CHAT: "messages", COMPLETIONS: "prompt"}.get(path, "input")
+    body = {"model": "fake", name: good, "seed": 5}
+    plain, asked = ask(path, body), ask(path, body | fields)
+    assert asked.status_code == 200, asked.text
+    assert asked.headers["x-octavo-ignored"] == next(iter(fields))
+    written = ("choices", "output")
+    assert [plain.json().get(k) for k in written[:1]] == [asked.json().get(k) for k in written[:1]]
+    refused = ask(path, body | fields, House(strict=True))
+    assert refused.status_code == 400
+    assert error_of(refused)["param"] == next(iter(fields))
+
+
+ALWAYS_SENT: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"verbosity": "medium", "function_call": "none", "top_logprobs": 0}),
+    (CHAT, {"function_call": "auto", "functions": [], "tool_choice": "auto", "tools": []}),
+    ("/v1/responses", {"background": False, "max_tool_calls": 5, "reasoning": {"summary": "auto"}}),
+    ("/v1/responses", {"include": ["web_search_call.action.sources", "file_search_call.results"]}),
+    ("/v1/messages", {"mcp_servers": [], "service_tier": "auto", "max_tokens": 3}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), ALWAYS_SENT)
+def test_what_asks_for_what_happens_anyway_passes_even_if_strict(
+    path: str, fields: dict[str, Any]
+) -> None:
+    good = {"input": "x"} if path == "/v1/responses" else {"messages": chat("x")["messages"]}
+    answer = ask(path, {"model": "fake"} | good | fields, House(strict=True))
+    assert answer.status_code == 200, answer.text
+    assert "x-octavo-ignored" not in answer.headers
+
+
+TIERED = (CHAT, COMPLETIONS, "/v1/embeddings", "/v1/responses")
+
+
+@pytest.mark.parametrize("path", TIERED)
+@pytest.mark.parametrize("tier", ["auto", "default", "flex", "priority", "scale"])
+def test_a_tier_is_a_wish_and_the_answer_says_which_one_it_was(path: str, tier: str) -> None:
+    """OpenAI's reference: `service_tier` of the response is the mode actually used, and may differ
+    from the one that was asked for."""
+    names = {CHAT: "messages", COMPLETIONS: "prompt"}
+    body = {"model": "fake", names.get(path, "input"): "x" if path != CHAT else chat()["messages"]}
+    answer = ask(path, body | {"service_tier": tier})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["service_tier"] == "default"
+    if path != "/v1/responses":  # whose responses always say so
+        assert "service_tier" not in ask(path, body).json()
+    if path in (CHAT, COMPLETIONS):
+        streamed = ask(path, body | {"service_tier": tier, "stream": True}).text
+        chunks = [line for line in streamed.splitlines() if line.startswith("data: {")]
+        assert chunks
+        assert all('"service_tier":"default"' in line for line in chunks)
 
 
 def test_unknown_model_is_404() -> None:

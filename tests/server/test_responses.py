@@ -261,7 +261,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"max_output_tokens": 10**6}, "max_output_tokens"),
     ({"temperature": -1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
-    ({"include": ["file_search_call.results"]}, "include"),
+    ({"include": ["everything"]}, "include"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"truncation": "auto"}, "truncation"),
     ({"background": True}, "background"),
@@ -269,7 +269,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
     ({"text": {"verbosity": "high"}}, "text.verbosity"),
-    ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+    ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
     ({"metadata": {"a": "b" * 513}}, "metadata"),
     ({"model": "other"}, "model"),
 ]
