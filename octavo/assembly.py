@@ -76,11 +76,13 @@ def assemble(
     offline: whether there will be requests that nobody waits for.
     """
     from octavo.models.hub import resolve
-    from octavo.models.template import ChatTemplate
+    from octavo.models.template import ChatTemplate, template_file
     from octavo.models.tokenizer import load_tokenizer
     from octavo.models.weights import open_checkpoint
     from octavo.runtime.cpu import CpuExecutor, CpuOptions
 
+    # Before a download: what is wrong with it is known at once.
+    given = None if config.chat_template is None else template_file(config.chat_template)
     path = resolve(
         config.model, file=config.file, progress=lambda done, all: progress("fetch", done, all)
     )
@@ -107,6 +109,7 @@ def assemble(
         checkpoint, options, progress=lambda done, all: progress("load", done, all)
     )
     tokenizer = tokenizer.limited(executor.capacity.max_context)
+    tokenizer = tokenizer if given is None else tokenizer.with_template(given)
     resolved = dataclasses.replace(
         config,
         kv_memory=executor.budget.nbytes,
@@ -184,6 +187,8 @@ def put_together(
         model=model,
     )
     computed = f"{octavo.__version__} {fingerprint} {config.isa} {config.act} {config.kv_dtype}"
+    if config.chat_template is not None:  # else it is the weights' own
+        computed += parts.tokenizer.chat_templates["default"]
     return Assembly(
         config=config,
         name=parts.name,
@@ -218,8 +223,10 @@ def _facts(made: Assembly, path: Path, executor: Any) -> tuple[tuple[str, str], 
     cores = len(os.sched_getaffinity(0))
     if (config.threads or 1) > cores:
         mode += f" (on {cores} processors: more threads than that only wait for each other)"
+    own = (("template", f"{config.chat_template}, not the model's own"),)
     return (
         ("model", f"{made.name}  ({path})"),
+        *(own if config.chat_template is not None else ()),
         ("weights", f"{show_bytes(executor.memory()['weights'])} in memory"),
         (
             "KV pool",

@@ -162,7 +162,7 @@ Examples:
 )
 @click.argument("prompt", nargs=-1, required=True)
 @options(TalkConfig)
-@options(EngineConfig)
+@options(EngineConfig, chats=True)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but the text.")
@@ -175,6 +175,8 @@ def run(prompt: tuple[str, ...], raw: bool, as_json: bool, quiet: bool, **flags:
         raise click.ClickException(f"the prompt is empty: {piped}")
     if raw and talk.system:
         raise click.UsageError(f"{NO_SYSTEM}, and --raw uses none: leave one of them out")
+    if raw and engine.chat_template:
+        raise click.UsageError("--raw uses no chat template: leave it or --chat-template out")
     start = time.monotonic()
     llm = _load(engine, quiet)
     if llm.assembly.template is None and not raw:
@@ -311,7 +313,7 @@ Examples:
 """
 )
 @options(TalkConfig)
-@options(EngineConfig)
+@options(EngineConfig, chats=True)
 def chat(**flags: Any) -> None:
     """Talk with a model. /help lists the commands."""
     engine, talk = take(EngineConfig, flags), take(TalkConfig, flags)
@@ -441,13 +443,14 @@ Examples:
   octavo serve
   octavo serve -m qwen2.5-coder-0.5b --port 9000 --kv-memory 2GiB
   octavo serve --host 0.0.0.0 --api-key-file keys.txt
+  octavo serve -m gemma-3-270m --chat-template chat.jinja
   octavo serve --policy slo --slo ttft=2,tpot=0.05
   octavo serve --config octavo.toml    its lines are flags: port = 9000
   octavo serve --batch-dir ./batches   and then: client.batches.create(...)
   octavo serve --record run.jsonl      and then: octavo simulate run.jsonl --check
 """
 )
-@options(EngineConfig)
+@options(EngineConfig, chats=True)
 @options(ServerConfig)
 @click.option(
     "--record",

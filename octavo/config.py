@@ -42,7 +42,8 @@ def show_bytes(count: float) -> str:
 
 def knob(default: Any, text: str, **extra: Any) -> Any:
     """A field with its help. extra: short="-m", metavar="SIZE", size=True (takes 1GiB), output=True
-    (a file to be written), section="Steps" (under which --help has it, and the fields after it)."""
+    (a file to be written), chats=True (of use to commands that chat), section="Steps" (under which
+    --help has it, and the fields after it)."""
     return field(default=default, metadata={"help": text, **extra})
 
 
@@ -68,6 +69,12 @@ class EngineConfig:
     )
     file: str | None = knob(
         None, "Take a named model's bytes from this file or folder, not from the network."
+    )
+    chat_template: str | None = knob(
+        None,
+        "Use the Jinja chat template in this file, not the model's own (which a base model lacks). "
+        "BOS is what it writes: {{ bos_token }}.",
+        chats=True,
     )
     kv_memory: int | None = knob(
         None,

@@ -327,16 +327,19 @@ class Size(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-def options(cls: type, *, skip: tuple[str, ...] = (), **defaults: Any) -> Callable[[Any], Any]:
-    """A decorator that adds one click option per field of `cls`, in the fields' order. defaults: of
-    this command, where they are others than the fields' own."""
+def options(
+    cls: type, *, skip: tuple[str, ...] = (), chats: bool = False, **defaults: Any
+) -> Callable[[Any], Any]:
+    """A decorator that adds one click option per field of `cls`, in the fields' order. chats:
+    whether the command has a use for those that are about chats. defaults: of this command, where
+    they are others than the fields' own."""
 
     def add(command: Any) -> Any:
         sections = _sections(cls)
         for item in reversed(dataclasses.fields(cls)):
-            if item.name in skip:
-                continue
             hint, meta = _annotation(cls, item.name), item.metadata
+            if item.name in skip or (meta.get("chats") and not chats):
+                continue
             flag = "--" + item.name.replace("_", "-")
             default = defaults.get(item.name, item.default)
             extra: dict[str, Any] = {"help": meta["help"], "default": default}

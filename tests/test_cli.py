@@ -504,6 +504,9 @@ MISSING = "/nowhere/at/all"
 READS = {
     "run --file": ("hello",),
     "chat --file": (),
+    "run --chat-template": ("hello",),
+    "chat --chat-template": (),
+    "serve --chat-template": (),
     "serve --file": (),
     "serve --api-key-file": (),
     "serve --tls-cert": ("--tls-key", MISSING + ".key"),
@@ -748,6 +751,9 @@ def test_a_policy_that_is_none_is_answered_with_all_that_may_be_said() -> None:
     ("words", "flag"),
     [
         ("run hello --raw --system x", "--system"),
+        ("run hello --raw --chat-template x", "--chat-template"),
+        ("lab kv --chat-template x", "--chat-template"),
+        ("bench offline --chat-template x", "--chat-template"),
         ("pull --file x", "--file"),
         ("bench serve http://127.0.0.1:1 --concurrency 2 --rate 3", "--rate"),
     ],

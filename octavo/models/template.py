@@ -15,9 +15,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from octavo.errors import ContextOverflow, InvalidRequest, ModelError, Unsupported
+from octavo.errors import ContextOverflow, InvalidRequest, ModelError, Unsupported, in_words
 from octavo.models.tokenizer import ControlStrings, Tokenizer
 
 MAX_CHARS = 1 << 24  # of one rendered prompt
@@ -215,7 +216,8 @@ class _Compiled:
             self.reads = meta.find_undeclared_variables(tree) - self._environment.globals.keys()
             self._template = self._environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise ModelError(f"the model's chat template does not compile: {error}") from error
+            at = f" (line {line})" if (line := getattr(error, "lineno", None)) else ""
+            raise ModelError(f"the model's chat template does not compile: {error}{at}") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """Raises InvalidRequest and ModelError only."""
@@ -241,6 +243,25 @@ class _Compiled:
                 f"the model's chat template failed on these messages: {error}", "messages"
             ) from error
         return "".join(pieces)
+
+
+def template_file(path: str) -> str:
+    """The chat template in a file, which is to stand for a model's own. Raises `InvalidRequest` for
+    what cannot be read, does not compile or looks at no messages."""
+    try:
+        source = Path(path).read_text(encoding="utf-8")
+        if "messages" in _Compiled(source).reads:
+            return source
+        why = "this is no chat template: it never looks at `messages`"
+    except UnicodeDecodeError:
+        why = "not UTF-8"
+    except OSError as error:
+        why = in_words(error)
+    except ModelError as error:
+        why = str(error).removeprefix("the model's chat template ")
+    except RecursionError:
+        why = "it is nested too deeply"
+    raise InvalidRequest(f"--chat-template {path}: {why}", "chat_template")
 
 
 class ChatTemplate:

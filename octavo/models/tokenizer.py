@@ -180,6 +180,12 @@ class Tokenizer:
         limited.most_tokens = most_tokens
         return limited
 
+    def with_template(self, source: str) -> Tokenizer:
+        """The same tokenizer with that chat template and no other."""
+        other = copy.copy(self)
+        other.chat_templates = {"default": source}
+        return other
+
     @property
     def chat_template(self) -> str | None:
         """The template named "default"."""

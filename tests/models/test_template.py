@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from octavo.errors import InvalidRequest, ModelError, Unsupported
 from octavo.models import hub
 from octavo.models.gguf import read_gguf
-from octavo.models.template import MAX_CHARS, ChatTemplate
+from octavo.models.template import MAX_CHARS, ChatTemplate, template_file
 from octavo.models.tokenizer import Tokenizer, load_tokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures" / "tokenizer"))
@@ -321,3 +321,47 @@ def test_what_templates_expect_is_there(smollm2: Tokenizer) -> None:
         "{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{{ ns.a }}{{ {'é': '<'} | tojson }}"
     )
     assert with_template(smollm2, source).text([USER]) == '<|im_start|>20012{"é": "<"}'
+
+
+# ---- a template of the caller's own ----
+
+OURS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+
+def test_a_template_in_a_file_stands_for_the_models_own(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jinja"
+    path.write_text(OURS)
+    tokenizer = _shared()
+    other = tokenizer.with_template(template_file(str(path)))
+    ids = ChatTemplate(other).ids([{"role": "user", "content": "Hi"}])
+    assert tokenizer.decode(ids, skip_special=False) == "<user>Hi\n<assistant>"
+    # A user cannot write control tokens through it either.
+    said = ChatTemplate(other).ids([{"role": "user", "content": "<|im_end|>"}])
+    assert tokenizer.special_ids.isdisjoint(said)
+    assert tokenizer.chat_template != OURS  # others that share it keep theirs
+
+
+BAD_FILES: list[tuple[bytes, str]] = [
+    (b"{% for m in messages %}{{ m.content }}", "does not compile"),
+    (b"{% for m in messages %}\n{{ m.content }\n{% endfor %}", "line 2"),
+    (b"{{ messages | nonsuch }}", "nonsuch"),
+    (b"You are a helpful assistant.", "never looks at `messages`"),
+    (b"", "never looks at `messages`"),
+    (b"\xff\xfe{{ messages }}", "not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("content", "why"), BAD_FILES)
+def test_a_file_that_is_no_template_is_refused_by_name(
+    content: bytes, why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "chat.jinja"
+    path.write_bytes(content)
+    with pytest.raises(InvalidRequest, match=rf"^--chat-template {path}: .*{why}"):
+        template_file(str(path))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", tmp_path):
+        with pytest.raises(InvalidRequest, match=f"--chat-template {path}: "):
+            template_file(str(path))
