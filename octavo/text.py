@@ -14,10 +14,10 @@ from octavo.core.request import FinishReason, Watcher
 
 
 class TokenStream(Protocol):
-    """Incremental decoding of one sequence; keeps incomplete UTF-8 back."""
+    """Incremental decoding of one sequence; keeps incomplete UTF-8 back, at the end for good: an
+    answer that is cut inside a character ends before it."""
 
     def push(self, ids: Sequence[int], /) -> str: ...
-    def finish(self) -> str: ...
 
 
 class Tokenizer(Protocol):
@@ -31,7 +31,10 @@ class Tokenizer(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def chat_templates(self) -> Mapping[str, str]: ...
+    @property
+    def infill_ends(self) -> tuple[int, ...]: ...
     def encode(self, text: str, *, bos: bool | None = None) -> list[int]: ...
+    def infill(self, prefix: str | Sequence[int], suffix: str, /) -> list[int]: ...
     def encode_plain(self, text: str, *, first: bool) -> list[int]: ...
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str: ...
     def stream(self, skip_special: bool = True, *, continuation: bool = False) -> TokenStream: ...
@@ -117,8 +120,7 @@ class OutputText:
         """The rest, when no more tokens come."""
         if self.stopped:
             return ""
-        held = self._scan.finish() if self._scan is not None else ""
-        return held + self._stream.finish()
+        return self._scan.finish() if self._scan is not None else ""
 
 
 class StopWatcher:

@@ -47,6 +47,14 @@ def ids(text: str) -> list[int]:
     return [BOS, *text.encode()]
 
 
+def test_a_text_that_is_cut_inside_a_character_ends_before_it() -> None:
+    for count in range(3, 6):
+        executor = FakeExecutor()
+        executor.script = "hi🙂".encode()
+        done = fake_llm(executor).generate("x", SamplingParams(max_tokens=count))[0]
+        assert (done.text, len(done.token_ids)) == ("hi", count)
+
+
 def clean(llm: LLM) -> None:
     snapshot = llm.assembly.engine.snapshot()
     assert not any(snapshot[name] for name in ("running", "waiting", "blocks_held"))

@@ -3,7 +3,8 @@
 User text never becomes control tokens: `encode` reads "<|im_end|>" as ten characters; only
 `encode_with_control`, for text a template wrote, knows better. Decoding is over bytes: a token is
 its bytes, text is those bytes as UTF-8, and what cannot be UTF-8 becomes U+FFFD. A stream holds an
-unfinished character back, so its pieces joined always equal `decode` of all ids.
+unfinished character back, so its pieces joined always equal `decode` of all ids, but for a
+character at the end that never ended: nobody is shown half of one.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from octavo.errors import ContextOverflow, InvalidRequest, ModelError
+from octavo.core.request import shown
+from octavo.errors import ContextOverflow, InvalidRequest, ModelError, Unsupported
 from octavo.models.vocab import Control, Vocab
 from octavo.models.vocab_gguf import from_gguf
 from octavo.models.vocab_hf import from_hf
 
 SHORT = 1000  # characters that are read at once
+# Before prefix, suffix and middle, and what ends a middle: Qwen2.5-Coder's technical report, 3.2.
+INFILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+INFILL_ENDS = ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -131,7 +136,8 @@ class _Reach:
 
 
 class TokenStream:
-    """Turns ids into text as they come. `"".join(pushes) + finish() == decode(all ids)`."""
+    """Turns ids into text as they come. What is pushed, joined, is `decode` of all ids without a
+    character at the end that has only begun: it comes with the id that ends it, or never."""
 
     __slots__ = ("_decode", "_leading", "_piece")
 
@@ -147,10 +153,6 @@ class TokenStream:
             self._leading = False
             return text[1:] if text[0] == " " else text
         return text
-
-    def finish(self) -> str:
-        """What was held back: U+FFFD for a character that never ended."""
-        return self._decode(b"", True)
 
 
 class Tokenizer:
@@ -259,6 +261,31 @@ class Tokenizer:
 
     def _bos(self, wanted: bool) -> list[int]:
         return [self.bos_id] if wanted and self.bos_id is not None else []
+
+    @cached_property
+    def infill_ids(self) -> tuple[int, ...] | None:
+        """Control tokens before a prefix, a suffix and the middle that is to be written between
+        them, in Qwen2.5-Coder's form; None where the model has none."""
+        controls = self._vocab.controls
+        if not controls.keys() >= set(INFILL):
+            return None
+        return tuple(controls[text].id for text in INFILL)
+
+    @cached_property
+    def infill_ends(self) -> tuple[int, ...]:
+        """What ends a middle besides the end of a text: another file would begin."""
+        controls = self._vocab.controls
+        return tuple(controls[text].id for text in INFILL_ENDS if text in controls)
+
+    def infill(self, prefix: str | Sequence[int], suffix: str) -> list[int]:
+        """Ids after which the model writes what stands between the two. Raises InvalidRequest."""
+        if self.infill_ids is None:
+            what = "needs a model with fill-in-the-middle tokens, such as qwen2.5-coder-0.5b"
+            raise Unsupported(f"suffix {what}, got {shown(suffix)}", "suffix")
+        before, after, middle = self.infill_ids
+        own = self.encode_plain(prefix, first=True) if isinstance(prefix, str) else prefix
+        rest = self.encode_plain(suffix, first=True)
+        return [*self._bos(self.add_bos), before, *own, after, *rest, middle]
 
     def decode(
         self, ids: Iterable[int], skip_special: bool = True, *, continuation: bool = False

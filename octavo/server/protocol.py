@@ -150,8 +150,8 @@ class CompletionBody(Sampling, kw_only=True):
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: int | None = None
+    suffix: str | None = None
     best_of: Refused = None
-    suffix: Refused = None
     # Of the other endpoint.
     max_completion_tokens: Refused = None
     messages: Refused = None

@@ -187,8 +187,10 @@ def test_sentencepiece_streams_join(sentence_piece: tuple[Tokenizer, Any, bool])
     )
     def law(ids: list[int], continuation: bool) -> None:
         stream = ours.stream(continuation=continuation)
-        text = "".join([stream.push([id]) for id in ids] + [stream.finish()])
-        assert text == ours.decode(ids, continuation=continuation)
+        text = "".join(stream.push([id]) for id in ids)
+        whole = ours.decode(ids, continuation=continuation)
+        # Nothing but a character at the end that has only begun may be missing.
+        assert whole in (text, text + "\ufffd")
 
     law()
 

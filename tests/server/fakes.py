@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from octavo.core.batch import Batch, Row, RowResult, SampleSpec, StepResult, Want
 from octavo.core.executor import Capacity
 from octavo.core.request import NO_WAY, SamplingParams, TokenLogprob
+from octavo.errors import Unsupported
 
 BOS, EOS, ROLE, END, BOOM = 256, 257, 258, 259, 260
 WORDS = (b" the", b" cat", b" sat", b"ing", b"\n", "é".encode(), "🙂".encode(), b"STOP")
@@ -35,9 +36,6 @@ class FakeStream:
     def push(self, ids: Sequence[int]) -> str:
         return self._decoder.decode(self._tokenizer.joined(ids, self._skip))
 
-    def finish(self) -> str:
-        return self._decoder.decode(b"", True)
-
 
 class FakeTokenizer:
     """Bytes are tokens; a few words too. Encoding uses bytes alone. Decoding BOOM raises."""
@@ -47,12 +45,16 @@ class FakeTokenizer:
     vocab_size = VOCAB
     bos_id = BOS
     chat_templates: ClassVar[dict[str, str]] = {}
+    infill_ends: tuple[int, ...] = ()
 
     def encode(self, text: str, *, bos: bool | None = None) -> list[int]:
         return ([BOS] if bos is not False else []) + list(text.encode())
 
     def encode_plain(self, text: str, *, first: bool) -> list[int]:
         return list(text.encode())
+
+    def infill(self, prefix: str | Sequence[int], suffix: str) -> list[int]:
+        raise Unsupported("suffix needs a model with fill-in-the-middle tokens", "suffix")
 
     def token_bytes(self, token: int) -> bytes:
         if token < 256:
@@ -266,4 +268,16 @@ def expected_text(tokens: Sequence[int], stops: Sequence[str] = ()) -> tuple[str
         if at >= 0:
             return text[:at], "stop", count
     finish = "stop" if tokens and tokens[-1] == EOS else "length"
-    return tokenizer.decode(tokens), finish, len(tokens)
+    return shown_text(tokens), finish, len(tokens)
+
+
+def shown_text(tokens: Sequence[int]) -> str:
+    """The text of tokens, without a character at the end that has only begun."""
+    raw = FakeTokenizer().joined(tokens, True)
+    for size in (1, 2, 3):
+        try:
+            raw[-size:].decode()
+        except UnicodeDecodeError as error:
+            if error.start == 0 and error.reason == "unexpected end of data":
+                return raw[:-size].decode("utf-8", "replace")
+    return raw.decode("utf-8", "replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -10,12 +11,16 @@ import pytest
 
 from octavo.core.request import SamplingParams
 from tests.server.fakes import (
+    BOOM,
     BOS,
+    END,
+    ROLE,
     FakeExecutor,
     FakeTokenizer,
     expected,
     expected_text,
     fake_template,
+    shown_text,
 )
 from tests.server.house import House, chat, completion, events, inside
 
@@ -125,7 +130,7 @@ def test_a_stop_token_of_the_caller_is_not_shown() -> None:
     token = next(t for t in tokens if t < 128 and tokens.index(t) > 3)
     got = ask(CHAT, chat(stop_token_ids=[token], ignore_eos=True)).json()["choices"][0]
     assert got["finish_reason"] == "stop"
-    assert got["message"]["content"] == FakeTokenizer().decode(tokens[: tokens.index(token)])
+    assert got["message"]["content"] == shown_text(tokens[: tokens.index(token)])
 
 
 def test_min_tokens_puts_off_every_stop() -> None:
@@ -170,7 +175,7 @@ def test_chat_logprobs_lie_beside_their_tokens() -> None:
     assert choice["logprobs"]["refusal"] is None
     assert len(items) == whole["usage"]["completion_tokens"]
     joined = b"".join(bytes(item["bytes"]) for item in items)
-    text = joined.removesuffix(b"</s>").decode("utf-8", "replace")
+    text = shown_text([*joined.removesuffix(b"</s>")])
     assert text == choice["message"]["content"]
     assert all(len(item["top_logprobs"]) == 3 for item in items)
     chunks = events(ask(CHAT, body | {"stream": True}).text)[:-1]
@@ -225,7 +230,7 @@ def test_echo_with_logprobs_scores_the_prompt(stream: bool) -> None:
     ids = [BOS, *b"hello"]
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     tokens = expected(ids, params)
-    assert text == "hello" + FakeTokenizer().decode(tokens)
+    assert text == "hello" + shown_text(tokens)
     assert len(logprobs["tokens"]) == len(ids) + 5
     assert logprobs["token_logprobs"][0] is None
     assert logprobs["top_logprobs"][0] is None
@@ -300,3 +305,80 @@ def test_many_at_once_get_what_they_would_alone() -> None:
         ]
 
     assert asyncio.run(main()) == [oracle(t)[0] for t in texts]
+
+
+ENDPOINTS: list[tuple[str, dict[str, Any], str]] = [
+    (
+        CHAT,
+        {
+            "messages": [{"role": "user", "content": "x"}],
+        },
+        "max_tokens",
+    ),
+    (COMPLETIONS, {"prompt": "x"}, "max_tokens"),
+    ("/v1/responses", {"input": "x"}, "max_output_tokens"),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}, "max_tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "most"), ENDPOINTS)
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_an_answer_that_is_cut_inside_a_character_ends_before_it(
+    path: str, fields: dict[str, Any], most: str, count: int
+) -> None:
+    """Whole and streamed alike, at every endpoint."""
+    said = "hi🙂"
+    for stream in (False, True):
+        executor = FakeExecutor()
+        executor.script = said.encode()
+        body = {"model": "fake", "stream": stream} | fields | {most: count}
+        answer = ask(path, body, House(executor))
+        assert answer.status_code == 200
+        assert '"hi"' in answer.text or '"h"' in answer.text
+        assert "\ufffd" not in answer.text
+        assert "\\ufffd" not in answer.text
+    executor = FakeExecutor()
+    executor.script = said.encode()
+    assert said in ask(path, {"model": "fake"} | fields | {most: 7}, House(executor)).text
+
+
+class Infilling(FakeTokenizer):
+    """ROLE prefix END suffix ROLE; BOOM ends a middle."""
+
+    infill_ends = (BOOM,)
+
+    def infill(self, prefix: str | Sequence[int], suffix: str) -> list[int]:
+        own = prefix.encode() if isinstance(prefix, str) else prefix
+        return [ROLE, *own, END, *suffix.encode(), ROLE]
+
+
+@pytest.mark.parametrize("prompt", ["ab", [*b"ab"]])
+def test_a_suffix_is_what_the_middle_is_written_before(prompt: Any) -> None:
+    house = House(tokenizer=Infilling())
+    fields = {"prompt": prompt, "suffix": "yz", "max_tokens": 8, "temperature": 0}
+    answer = ask(COMPLETIONS, {"model": "fake"} | fields, house).json()
+    ids = [ROLE, *b"ab", END, *b"yz", ROLE]
+    params = SamplingParams(temperature=0, max_tokens=8)
+    want, finish, used = expected_text(expected(ids, params))
+    assert answer["choices"][0]["text"] == want
+    assert answer["choices"][0]["finish_reason"] == finish
+    assert answer["usage"]["prompt_tokens"] == len(ids)
+    assert answer["usage"]["completion_tokens"] == used
+
+
+def test_what_would_begin_another_file_ends_a_middle() -> None:
+    executor = FakeExecutor()
+    executor.script = [*b"mid", BOOM, *b"more"]  # type: ignore[assignment]
+    house = House(executor, tokenizer=Infilling())
+    fields = {"prompt": "ab", "suffix": "yz", "max_tokens": 20}
+    choice = ask(COMPLETIONS, {"model": "fake"} | fields, house).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("mid", "stop")
+
+
+def test_a_suffix_is_refused_beside_echo_and_by_chat() -> None:
+    house = House(tokenizer=Infilling())
+    both = ask(COMPLETIONS, completion(suffix="x", echo=True), house)
+    assert both.status_code == 400
+    assert both.json()["error"]["param"] == "suffix"
+    assert ask(CHAT, chat(suffix="x")).json()["error"]["param"] == "suffix"
+    assert ask(COMPLETIONS, completion(suffix=""), House()).status_code == 200
