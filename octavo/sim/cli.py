@@ -333,7 +333,8 @@ Examples:
 @click.option("--slo-ttft", type=Milliseconds(), help="Objective for the first token.")
 @click.option("--slo-tpot", type=Milliseconds(), help="Objective for each further token.")
 @click.option("--steps", type=click.Path(exists=True, dir_okay=False), metavar="RECORDING",
-              help="Take capacity and durations from a recorded server.")  # fmt: skip
+              help="Take capacity and durations from a recorded server; it is said how well its "
+              "steps are foretold, and warned where others disturbed them.")  # fmt: skip
 @click.option("--operators", metavar="PREFIX",
               help="Durations of measured operators, from PREFIX.dense.csv, "
               "PREFIX.per_sequence.csv, PREFIX.attention.csv and, if it is there, "
@@ -401,14 +402,18 @@ def _title(loads: list[Workload]) -> str:
 
 def _about(trace: str, flags: dict[str, Any]) -> dict[str, Any]:
     """What is simulated, for machines: whose trace, on which replicas."""
-    from octavo.sim.recording import is_recording, open_recording
+    from octavo.sim.recording import explained, is_recording, open_recording
 
     def recorded(path: str | None) -> str | None:
         return open_recording(path).model_name if path and is_recording(path) else None
 
     about = {"trace": trace, "recorded_model": recorded(trace), "replicas": flags["replicas"]}
     if flags["steps"]:
-        return about | {"steps": flags["steps"], "model": recorded(flags["steps"]) or None}
+        found = explained(open_recording(flags["steps"]))
+        if doubts := found.doubts():
+            click.secho(textwrap.fill(f"warning: {doubts}", WIDTH), fg="yellow", err=True)
+        own = {"steps": flags["steps"], "model": recorded(flags["steps"]) or None}
+        return about | own | {"step_model": dataclasses.asdict(found) | {"said": found.words()}}
     own = ("model", "hardware", "tp", "weights", "operators")
     return about | {"steps": None, **{name: flags[name] for name in own}}
 
@@ -420,6 +425,7 @@ def _show_about(about: dict[str, Any]) -> None:
         whose = f"the server of {about['steps']}"
         named = f" ({about['model']})" if about["model"] else ""
         click.secho(f"{copies}{whose}{named}: its capacity, its step times", bold=True)
+        click.echo(textwrap.fill(about["step_model"]["said"], WIDTH))
         return
     device = about["hardware"] if about["tp"] == 1 else f"({about['tp']} x {about['hardware']})"
     how = f", operators of {about['operators']}" if about["operators"] else ""

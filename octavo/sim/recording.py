@@ -483,3 +483,82 @@ def model_of(recording: Recording) -> StepModel:
     for features, seconds in steps:
         model.observe(features, seconds)
     return model
+
+
+FAR = 3.0  # times what such steps take else: beyond that a step was disturbed
+ENOUGH = 64  # steps of which half can foretell the other half
+MISSING = 0.1  # of the time: what a forecast may leave out before it is said
+DISTURBED = 0.05  # of the time: what disturbed steps may take before it is said
+OFF = 0.25  # median error beyond which shapes say little
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """How well a model of step times, learned from half of the recorded steps, foretells the other
+    half; both halves in turn. error: the median of the relative errors' sizes. explained: predicted
+    time over recorded time. far: steps that took over FAR times as long as predicted; far_share:
+    of all time."""
+
+    steps: int
+    error: float
+    explained: float
+    far: int
+    far_share: float
+
+    def words(self) -> str:
+        """In a line."""
+        return (
+            f"{self.steps} steps, each foretold from the others within {self.error:.0%} in the "
+            f"median, their time in all to {self.explained:.0%}; {self.far} took over {FAR:g} "
+            f"times as long, {self.far_share:.0%} of the time"
+        )
+
+    def doubts(self) -> str:
+        """Why forecasts from these steps are not to be trusted, and what to do; "" if they are."""
+        again = "Record again on a machine that does nothing else, for longer if it was short."
+        if self.steps < ENOUGH:
+            return f"{self.steps} recorded steps are too few to learn step times from. {again}"
+        if self.far_share > DISTURBED:
+            why = (
+                f"{self.far} of {self.steps} recorded steps took over {FAR:g} times as long as "
+                f"such steps do, and {self.far_share:.0%} of all time, as where others have the "
+                "processors meanwhile"
+            )
+        elif abs(self.explained - 1.0) > MISSING:
+            why = f"the step model comes to {self.explained:.0%} of the time that the steps took"
+        elif self.error > OFF:
+            why = f"the step model is off by {self.error:.0%} in the median"
+        else:
+            return ""
+        hopeful = "hopeful" if self.explained < 1.0 else "gloomy"
+        return (
+            f"{why}. The simulated steps take {self.explained:.0%} of the recorded time: forecasts "
+            f"are too {hopeful} by the rest; at most they are what an undisturbed server does. "
+            f"{again}"
+        )
+
+
+def explained(recording: Recording) -> Explained:
+    """What of the recorded time a simulation from this recording accounts for. Raises BadFile."""
+    with _reading(recording):
+        steps = recording.steps()
+    halves = recording.model(), recording.model()
+    for number, (shape, seconds) in enumerate(steps):
+        halves[number % 2].observe(shape, seconds)
+    pairs = [
+        (halves[1 - number % 2].usual(shape), seconds)
+        for number, (shape, seconds) in enumerate(steps)
+        if seconds > 0.0
+    ]
+    whole = sum(seconds for _, seconds in pairs)
+    if not whole > 0.0:
+        raise BadFile(f"{recording.path}: no step in it")
+    far = [seconds for predicted, seconds in pairs if seconds > FAR * predicted]
+    errors = sorted(abs(predicted / seconds - 1.0) for predicted, seconds in pairs)
+    return Explained(
+        len(pairs),
+        errors[len(errors) // 2],
+        sum(predicted for predicted, _ in pairs) / whole,
+        len(far),
+        sum(far) / whole,
+    )

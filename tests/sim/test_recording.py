@@ -19,7 +19,14 @@ from octavo.core.slo import slo
 from octavo.core.steptime import Coefficients
 from octavo.errors import BadFile, ContextOverflow
 from octavo.sim.executor import TOKEN, Fitted, SimulatedExecutor
-from octavo.sim.recording import Recorder, Recording, model_of, open_recording, replay
+from octavo.sim.recording import (
+    Recorder,
+    Recording,
+    explained,
+    model_of,
+    open_recording,
+    replay,
+)
 from octavo.sim.workload import read
 
 CAPACITY = Capacity(60, 16, 128, 8, 128, 640)
@@ -137,6 +144,59 @@ def test_a_recording_teaches_a_step_model(tmp_path: Path) -> None:
     shapes = [features for features, _ in recording.steps()][-50:]
     errors = [abs(model.predict(f) / SECONDS.seconds(f) - 1) for f in shapes]
     assert sorted(errors)[25] < 0.15  # less than the 20 % of noise in every step that it saw
+
+
+def disturbed(path: Path, every: int, longer: float) -> Recording:
+    """A recording of which one step in so many took so much longer."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for number, line in enumerate(line for line in lines if line["kind"] == "step"):
+        line["finished"] += longer * (number % every == every - 1)
+    path.write_text("\n".join(json.dumps(line, separators=(",", ":")) for line in lines) + "\n")
+    return open_recording(path)
+
+
+def test_steps_that_their_shapes_explain_raise_no_doubts(tmp_path: Path) -> None:
+    found = explained(recorded(tmp_path / "run.jsonl", fcfs()))
+    assert found.steps > 200
+    assert (found.far, found.far_share) == (0, 0.0)
+    assert found.explained == pytest.approx(1.0, abs=0.1)
+    assert 0.05 < found.error < 0.2  # of 20 % noise
+    assert found.doubts() == ""
+
+
+def test_steps_that_a_neighbour_held_up_are_counted_with_their_time(tmp_path: Path) -> None:
+    recorded(tmp_path / "run.jsonl", fcfs())
+    recording = disturbed(tmp_path / "run.jsonl", 60, 1.0)
+    found, times = explained(recording), [seconds for _, seconds in recording.steps()]
+    late = [seconds for seconds in times if seconds > 1.0]
+    assert found.far == len(late) == 3
+    assert found.far_share == pytest.approx(sum(late) / sum(times))
+    assert found.explained == pytest.approx(1.0 - found.far_share, abs=0.1)
+    assert found.error < 0.2  # the others are foretold as ever
+    said = found.doubts()
+    for word in ("3 of", f"{found.far_share:.0%} of all time", "too hopeful", "Record again"):
+        assert word in said
+
+
+def test_a_share_of_all_steps_that_is_slower_is_doubted_too(tmp_path: Path) -> None:
+    """No step of it is far off, and the time is not explained all the same."""
+    recorded(tmp_path / "run.jsonl", fcfs())
+    found = explained(disturbed(tmp_path / "run.jsonl", 3, 0.018))
+    assert found.far_share < 0.5
+    assert found.doubts()
+
+
+def test_few_steps_are_said_to_be_few(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    recorded(path, fcfs())
+    kept, steps = [], 0
+    for line in path.read_text().splitlines():
+        steps += '"kind":"step"' in line
+        if steps > 20:
+            break
+        kept.append(line)
+    path.write_text("\n".join(kept) + "\n")
+    assert "20 recorded steps are too few" in explained(open_recording(path)).doubts()
 
 
 def test_what_is_no_recording_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from octavo import cli
 from octavo.core.policy import fcfs
 from octavo.server.metrics import ENGINE
-from tests.sim.test_recording import recorded
+from tests.sim.test_recording import disturbed, recorded
 
 SAMPLE = str(Path(__file__).parents[2] / "bench/data/azure_conv_sample.csv.gz")
 
@@ -235,6 +235,24 @@ def test_what_is_simulated_is_said(tmp_path: Path) -> None:
     (made,) = json.loads(call(*plain, "--json").stdout)
     assert made["simulated"]["hardware"] == "h100"
     assert made["simulated"]["recorded_model"] is None
+
+
+def test_it_is_said_how_well_the_recorded_steps_are_foretold(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    recorded(path, fcfs())
+    words = ("simulate", SAMPLE, "--head", "20", "--lengths", "0.1", "--steps", str(path))
+    good = call(*words)
+    assert "foretold from the others within" in " ".join(good.stdout.split())
+    assert "warning" not in good.output
+    disturbed(path, 60, 1.0)
+    bad = call(*words)
+    assert "3 took over 3 times" in " ".join(bad.stdout.split())
+    assert "too hopeful" in " ".join(bad.stderr.split())
+    made = call(*words, "--json")
+    assert "too hopeful" in " ".join(made.stderr.split())
+    about = json.loads(made.stdout)[0]["simulated"]["step_model"]
+    assert about["far"] == 3
+    assert 0.3 < about["far_share"] < 0.8
 
 
 def test_nothing_is_attained_where_nothing_was_asked() -> None:
