@@ -220,7 +220,8 @@ class ServerConfig:
     )
     step_log: str | None = knob(
         None,
-        "Write the latest steps' shapes and times here (JSON lines) when the server ends.",
+        "Write the latest steps' shapes and times here (JSON lines) when the server ends; a disk "
+        "without room for them is told of at once.",
         output=True,
     )
     vllm_metric_names: bool = knob(

@@ -31,6 +31,7 @@ Message = dict[str, str]
 Params = SamplingParams | Sequence[SamplingParams]
 
 MAX_WAITING = 2**31
+PATIENCE = 2.0  # seconds after which one who waits at a terminal is told how far it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +185,12 @@ class LLM:
     ) -> list[Completion]:
         """One `Completion` per prompt, in order. A prompt is a text or its token ids.
 
-        params: one for all, or one each; without `max_tokens` a text goes on to a stop token, or
-        to the end of the context. progress: a bar on stderr; None shows it on a terminal when
-        there are several prompts. Raises `InvalidRequest` before anything runs.
+        params: one for all, or one each. Without `max_tokens` a text goes on to a stop token, or
+        to the end of the context, as OpenAI's chat does: what nobody asked to cut is not cut, and
+        `finish_reason` is "length" for what ran out of room. A small model may go on for thousands
+        of tokens, so name a `max_tokens` where that is too many. progress: a bar on stderr with the
+        tokens so far and the most that there may be; None shows it on a terminal, at once for
+        several prompts, for one after two seconds. Raises `InvalidRequest` before anything runs.
         """
         texts, requests = self._requests(prompts, params)
         return self._complete(texts, requests, progress)
@@ -284,6 +288,12 @@ class LLM:
             texts.append(text)
         return texts, requests
 
+    def _most(self, request: Request) -> int:
+        """Tokens that a choice of it may have."""
+        room = self.assembly.door.room - len(request.prompt)
+        most = request.params.max_tokens
+        return room if most is None else most
+
     def _writers(self, requests: Sequence[Request]) -> dict[tuple[str, int], _Writer]:
         return {
             (request.id, choice): _Writer(self.assembly, request)
@@ -295,7 +305,8 @@ class LLM:
         self, texts: Sequence[str | None], requests: Sequence[Request], progress: bool | None
     ) -> list[Completion]:
         writers = self._writers(requests)
-        with _bar(len(writers), progress) as tick:
+        most = sum(request.params.n * self._most(request) for request in requests)
+        with _bar(len(writers), most, progress) as tick:
             for event in self._events(requests):
                 writers[event.request_id, event.choice].take(event)
                 tick(len(event.tokens), event.finish is not None)
@@ -418,29 +429,66 @@ class _Tick:
 
 
 @contextlib.contextmanager
-def _bar(total: int, wanted: bool | None) -> Iterator[_Tick]:
-    """A progress bar over `total` choices, or nothing."""
-    if not (wanted or (wanted is None and total > 1 and sys.stderr.isatty())):
+def _bar(total: int, most: int, wanted: bool | None) -> Iterator[_Tick]:
+    """A progress bar over `total` choices of at most so many tokens in all, or nothing. Nobody
+    asked for one where `wanted` is None: it is for terminals, and for what takes long."""
+    if not (wanted or (wanted is None and sys.stderr.isatty())):
         yield _Tick(None)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    start, bar = time.monotonic(), _Bar(total, most, transient=wanted is None)
+    if wanted or total > 1:
+        bar.show()
 
-    columns = (
-        TextColumn("generating"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-    )
-    start = time.monotonic()
-    with Progress(*columns, console=Console(stderr=True), transient=wanted is None) as bar:
-        task = bar.add_task("", total=total, rate="")
+    def advance(tokens: int, ended: bool) -> None:
+        seconds = time.monotonic() - start
+        if seconds > PATIENCE:
+            bar.show()
+        bar.advance(tokens, ended, seconds)
 
-        def advance(tokens: int, ended: bool) -> None:
-            rate = f"{tokens / max(time.monotonic() - start, 1e-9):.0f} tok/s"
-            bar.update(task, advance=int(ended), rate=rate)
-
+    try:
         yield _Tick(advance)
+    finally:
+        bar.close()
+
+
+class _Bar:
+    """On stderr, once it is shown."""
+
+    def __init__(self, total: int, most: int, *, transient: bool) -> None:
+        self._total = total
+        self._most = most
+        self._transient = transient
+        self._bar: Any = None
+        self._task: Any = None
+        self._ended = 0
+
+    def show(self) -> None:
+        if self._bar is not None:
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = (
+            TextColumn("generating"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"),
+        )
+        console = Console(stderr=True)
+        self._bar = Progress(*columns, console=console, transient=self._transient)
+        self._task = self._bar.add_task("", total=self._total, said="")
+        self._bar.start()
+
+    def advance(self, tokens: int, ended: bool, seconds: float) -> None:
+        self._ended += ended
+        if self._bar is not None:
+            rate = f"{tokens / max(seconds, 1e-9):.0f} tok/s"
+            said = f"{tokens:,} of at most {self._most:,} tokens, {rate}"
+            self._bar.update(self._task, completed=self._ended, said=said)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
 
 
 @contextlib.contextmanager

@@ -331,3 +331,39 @@ def test_a_stream_collected_in_the_middle_of_a_step_ends_after_it() -> None:
     executor.collect = collecting  # type: ignore[method-assign]
     assert llm.generate("kept", long)[0].token_ids == tuple(expected(ids("kept"), long))
     clean(llm)
+
+
+def test_progress_says_how_much_there_may_be_at_most(capsys: pytest.CaptureFixture[str]) -> None:
+    llm = fake_llm()
+    params = [SamplingParams(temperature=0, max_tokens=7, n=2, ignore_eos=True), SamplingParams()]
+    llm.generate(["a", "bc"], params, progress=True)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "3/3" in said
+    room = llm.assembly.door.room
+    assert f"of at most {2 * 7 + room - len(ids('bc')):,} tokens" in said
+
+
+@pytest.mark.parametrize(("patience", "shown"), [(0.0, True), (1e9, False)])
+def test_one_prompt_that_takes_long_is_shown_on_a_terminal(
+    patience: float,
+    shown: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("octavo.llm.PATIENCE", patience)
+    llm = fake_llm()
+    llm.generate("a", GREEDY)
+    assert capsys.readouterr().err == ""  # no terminal
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    llm.generate("a", GREEDY)
+    assert ("generating" in capsys.readouterr().err) is shown
+
+
+def test_without_a_most_a_text_goes_on_to_its_end_or_the_contexts() -> None:
+    llm = fake_llm(FakeExecutor(context=100))
+    for done in llm.generate(["a", "b", "c"], SamplingParams(temperature=0)):
+        want = expected(ids(done.prompt or ""), SamplingParams(temperature=0), context=100)
+        assert done.token_ids == tuple(want)
+    (done,) = llm.generate("a", SamplingParams(temperature=0, ignore_eos=True))
+    assert done.finish_reason == "length"
+    assert len(ids("a")) + len(done.token_ids) == 100

@@ -11,7 +11,6 @@ import logging
 import secrets
 import ssl
 from collections.abc import Callable
-from pathlib import Path
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -45,6 +44,7 @@ from octavo.server.logs import tell
 from octavo.server.metrics import Metrics
 from octavo.server.problems import AdminOnly, http_problem, problem, refusal, word
 from octavo.server.service import Served, Service
+from octavo.server.steplog import StepLog
 from octavo.server.telemetry import Telemetry
 from octavo.server.traces import Trace
 from octavo.server.watchdog import Watchdog
@@ -94,6 +94,10 @@ class App:
         self.over: list[Callable[[Trace], None]] = [tell]  # called when a request is over
         self.certificate: ssl.SSLContext | None = None
         self._pinger: asyncio.Task[None] | None = None
+        self.step_log: StepLog | None = None
+        if config.step_log is not None:
+            self.step_log = StepLog(config.step_log, admission.model)
+            service.lives.append(self.step_log)
         routes = [route for module in ENDPOINTS for route in module.routes(service)]
         self.router = Router(routes, redirect_slashes=False)
         self._paths = {route.path: route for route in routes}
@@ -140,9 +144,8 @@ class App:
 
     def write_step_log(self) -> None:
         """The latest steps' shapes and times, if a file for them was given."""
-        if self.config.step_log is not None:
-            lines = (line + "\n" for line in self.service.admission.model.log())
-            Path(self.config.step_log).write_text("".join(lines))
+        if self.step_log is not None:
+            self.step_log.write()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":

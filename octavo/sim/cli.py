@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.errors import BadFile, InvalidRequest
+from octavo.models.registry import MODELS
 from octavo.terminal import (
     Milliseconds,
     OurCommand,
@@ -85,11 +86,13 @@ def shapes() -> dict[str, Any]:
 
 
 def model_config(name: str) -> ModelConfig:
-    """Of a well-known model, a config.json or its directory, or a GGUF file; no weights are read.
+    """Of a well-known model, one that was pulled, a config.json or its directory, or a GGUF file;
+    no weights are read.
 
     Raises InvalidRequest with the nearest names, BadFile, UnsupportedModel.
     """
     from octavo.models.config_hf import config_from_hf
+    from octavo.models.hub import cached
     from octavo.models.safetensors import parse_json
     from octavo.models.weights import open_checkpoint
 
@@ -97,6 +100,8 @@ def model_config(name: str) -> ModelConfig:
     key = name.lower().removesuffix("-instruct")
     if key in known:
         return config_from_hf(Path(key), known[key]["config"])
+    if key in MODELS and (here := cached(MODELS[key])) is not None:
+        return open_checkpoint(here).config
     if path.suffix == ".json" or (path / "config.json").is_file():
         path = path if path.suffix == ".json" else path / "config.json"
         try:
@@ -105,15 +110,21 @@ def model_config(name: str) -> ModelConfig:
             raise InvalidRequest(f"{path}: {error.strerror}", "model") from error
     if path.suffix == ".gguf" and path.is_file():
         return open_checkpoint(path).config
+    raise InvalidRequest(_unknown(name, key, [*known, *MODELS]), "model")
+
+
+def _unknown(name: str, key: str, known: list[str]) -> str:
+    """What is said of a name that is no model's."""
     import difflib
 
+    if key in MODELS:  # of those that are fetched
+        return f"{name} is not here yet, and its shape is in its file: octavo pull {key}"
     near = difflib.get_close_matches(key, known, 3, 0.4)
-    hint = f" Did you mean {', '.join(near)}?" if near else ""
-    raise InvalidRequest(
-        f"{name!r} is no model whose shape we know, no config.json and no GGUF file.{hint} "
-        f"Known: {', '.join(known)}",
-        "model",
-    )
+    if near:
+        hint = f"; did you mean {' or '.join(near)}? `octavo roofline` lists all"
+    else:
+        hint = f". Known: {', '.join(dict.fromkeys(known))}"
+    return f"no model is called {name!r}{hint}; or give a config.json, its directory or a GGUF file"
 
 
 def devices(names: list[str], prices: tuple[str, ...] = ()) -> list[Device]:
@@ -412,8 +423,8 @@ def _about(trace: str, flags: dict[str, Any]) -> dict[str, Any]:
         found = explained(open_recording(flags["steps"]))
         if doubts := found.doubts():
             click.secho(textwrap.fill(f"warning: {doubts}", WIDTH), fg="yellow", err=True)
-        own = {"steps": flags["steps"], "model": recorded(flags["steps"]) or None}
-        return about | own | {"step_model": dataclasses.asdict(found) | {"said": found.words()}}
+        about |= {"steps": flags["steps"], "model": recorded(flags["steps"]) or None}
+        return about | {"step_model": dataclasses.asdict(found) | {"said": found.words()}}
     own = ("model", "hardware", "tp", "weights", "operators")
     return about | {"steps": None, **{name: flags[name] for name in own}}
 

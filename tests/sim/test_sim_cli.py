@@ -11,7 +11,9 @@ from click.testing import CliRunner, Result
 
 from octavo import cli
 from octavo.core.policy import fcfs
+from octavo.models import hub
 from octavo.server.metrics import ENGINE
+from octavo.sim.cli import model_config
 from tests.sim.test_recording import disturbed, recorded
 
 SAMPLE = str(Path(__file__).parents[2] / "bench/data/azure_conv_sample.csv.gz")
@@ -209,13 +211,35 @@ def test_mistakes_are_one_line() -> None:
         (("simulate", SAMPLE, "--policy", "best"), "no policy is called"),
         (("simulate", "foo:rate=1"), "poisson:, gamma:, servegen:"),
         (("simulate", SAMPLE, "-H", "h10"), "h100"),
-        (("roofline", "llama-9"), "no model whose shape"),
+        (("roofline", "llama-9"), "no model is called 'llama-9'; did you mean llama-"),
+        (("roofline", "smolm2-135"), "did you mean smollm2-135m or"),
+        (("roofline", "qwen2.5-codr-0.5b"), "did you mean qwen2.5-coder-0.5b or"),
+        (("simulate", SAMPLE, "-m", "qwen3-8"), "did you mean qwen3-8b or"),
+        (("plan", SAMPLE, "-m", "mistral7b", "--slo-ttft", "9"), "did you mean mistral-7b"),
+        (("roofline", "nonsuch"), "Known: llama-2-7b"),
         (("simulate", SAMPLE, "-m", "llama-3.1-70b", "-H", "l4"), "leave no KV"),
     ):
         shown = call(*words)
         assert shown.exit_code == 1
         assert told in shown.output
         assert "Traceback" not in shown.output
+
+
+def test_a_model_that_is_served_has_a_roofline_once_it_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shown = call("roofline", "qwen2.5-coder-0.5b")
+    assert shown.exit_code == 1
+    assert "octavo pull qwen2.5-coder-0.5b" in shown.output
+
+
+@pytest.mark.models
+def test_a_model_that_was_pulled_has_the_shape_of_its_file() -> None:
+    hub.resolve("qwen2.5-coder-0.5b")
+    found, like = model_config("qwen2.5-coder-0.5b"), model_config("qwen2.5-0.5b")
+    for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "vocab_size"):
+        assert getattr(found, name) == getattr(like, name)
 
 
 def test_what_is_simulated_is_said(tmp_path: Path) -> None:
