@@ -698,12 +698,13 @@ def _advice(found: Any, seeds: int) -> str:
 def _kinds(flags: dict[str, Any]) -> tuple[list[Any], list[tuple[str, str]]]:
     """(specs to try, (name, why not) of those that cannot be)."""
     specs, refused = [], []
+    config = model_config(flags["model"])  # one that is none is no machine's fault
     for device in devices(flags["hardware"], flags["price"]):
         for tp in flags["tp"]:
             for policy in flags["policy"]:
                 for budget in flags["max_batch_tokens"]:
                     try:
-                        spec = _kind(device, tp, policy, budget, flags)
+                        spec = _kind(config, device, tp, (policy, budget), flags)
                     except InvalidRequest as error:
                         if (device.name, str(error)) not in refused:
                             refused.append((device.name, str(error)))
@@ -712,12 +713,15 @@ def _kinds(flags: dict[str, Any]) -> tuple[list[Any], list[tuple[str, str]]]:
     return specs, refused
 
 
-def _kind(device: Device, tp: int, policy: str, budget: int, flags: dict[str, Any]) -> Any:
+def _kind(
+    config: ModelConfig, device: Device, tp: int, how: tuple[str, int], flags: dict[str, Any]
+) -> Any:
     from octavo.sim.fleet import Spec
     from octavo.sim.roofline import place
 
+    policy, budget = how
     made, admits = chosen(policy)
-    placed = place(model_config(flags["model"]), device, tp=tp, weights=flags["weights"])
+    placed = place(config, device, tp=tp, weights=flags["weights"])
     if placed.price is None:
         raise InvalidRequest(f"no price is known: give --price {device.name}=...", "price")
     several = len(flags["policy"]) > 1
