@@ -73,8 +73,10 @@ class Contestant(NamedTuple):
 
 
 def contestant(text: str) -> Contestant:
-    """POLICY[+admission][:CHUNK[xROWS]]."""
+    """POLICY[+admission][:CHUNK[xROWS]]. Raises ValueError."""
     policy, _, size = text.partition(":")
+    if policy.removesuffix(ADMISSION) not in POLICIES:
+        raise ValueError(f"no policy is called {policy!r}: there are {', '.join(POLICIES)}")
     chunk, _, rows = size.partition("x")
     return Contestant(policy, int(chunk or 0), int(rows or 0))
 

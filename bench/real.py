@@ -200,7 +200,7 @@ def knee_of(
 ) -> tuple[float, list[Contestant], list[list[str]]]:
     """The best knee on the engine, the settings tried, the best first, and what was seen."""
     if args.knee and args.best:
-        return args.knee, [contestant(text) for text in args.best], []
+        return args.knee, args.best, []
     tried, best = candidates(ground)[:BEST], 0.0
     if args.knee:
         return args.knee, [who for _, who in tried], []
@@ -228,6 +228,11 @@ def knee_of(
             best = held
             tried.sort(key=lambda one: one[1] != who)  # the best first
     return best, [who for _, who in tried], rows
+
+
+def only_knee(ground: Ground, args: argparse.Namespace) -> float:
+    """The same without the settings, which need no look either where --knee says it."""
+    return args.knee or knee_of(ground, args)[0]
 
 
 def goodput(ground: Ground, args: argparse.Namespace) -> Found:
@@ -272,7 +277,7 @@ def _fared(cells: list[Cell]) -> list[str]:
 
 
 def admission(ground: Ground, args: argparse.Namespace) -> Found:
-    knee = args.knee or knee_of(ground, args)[0]
+    knee = only_knee(ground, args)
     cells = []
     for times in (0.9, OVER):
         for seed in range(args.seeds):
@@ -436,10 +441,10 @@ def compare(real: list[float], made: list[float], bound: float) -> Cell:
 
 
 def fairness(ground: Ground, args: argparse.Namespace) -> Found:
-    knee = args.knee or knee_of(ground, args)[0]
+    knee = only_knee(ground, args)
     rate, rows, out = VICTIM * knee, [], {}
-    for text in args.policies or ["fair:32", "fair-slo", "fcfs:32"]:
-        who, cells = contestant(text), {}
+    for who in args.policies or [*map(contestant, ("fair:32", "fair-slo", "fcfs:32"))]:
+        cells = {}
         for name, times in (("alone", 0), ("flooded", 10)):
             key = {"run": f"flood {who.name}", "times": times, "rate": round(rate, 3),
                    "seconds": ground.seconds}  # fmt: skip
@@ -505,7 +510,7 @@ def kendall(a: list[float], b: list[float]) -> float:
 
 
 def door(ground: Ground, args: argparse.Namespace) -> Found:
-    knee = args.knee or knee_of(ground, args)[0]
+    knee = only_knee(ground, args)
     found, rows = [], []
     key = {"run": "door", "rate": round(OVER * knee, 3), "seconds": ground.seconds}
     for seed in range(args.seeds):
@@ -551,14 +556,26 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="Of a real run, for fidelity.")
     parser.add_argument("--knee", type=float, help="Requests a second; skips the search for it.")
     parser.add_argument(
-        "--best", nargs="*", help="Beside --knee: the settings of fcfs to beat, the best first."
+        "--best",
+        nargs="*",
+        type=contestant,
+        help="Beside --knee: the settings of fcfs to beat, the best first: fcfs:CHUNK[xROWS].",
     )
-    parser.add_argument("--policies", nargs="*", help="For fairness: POLICY[:CHUNK[xROWS]].")
+    parser.add_argument(
+        "--policies", nargs="*", type=contestant, help="For fairness: POLICY[:CHUNK[xROWS]]."
+    )
     parser.add_argument("--no-false", action="store_true", help="Admission without the replays.")
     parser.add_argument("--budget", type=float, default=1e9, help="Seconds of real runs.")
     parser.add_argument("--out", type=Path, default=Path("bench/out/real.jsonl"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    for name in ("seconds", "probe", "seeds", "repeats", "budget", "knee"):
+        if (given := getattr(args, name)) is not None and not given > 0:  # a NaN is not
+            parser.error(f"--{name} must be above 0, got {given:g}")
+    if args.best and args.knee is None:
+        parser.error("--best says which settings had the knee: give --knee too")
+    if args.policies and args.command != "fairness":
+        parser.error(f"--policies is for fairness, not for {args.command}")
     ground = Ground(args.model, Ledger(args.out), args.seconds, args.budget, args.probe)
     try:
         values, tables = COMMANDS[args.command](ground, args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from octavo.core.admission import Admission, Limits, known_by
 from octavo.core.batch import Batch
 from octavo.core.fair import fair
-from octavo.core.kept import Kept
+from octavo.core.kept import LATEST, Kept, Wanted
 from octavo.core.policy import Policy, fcfs
 from octavo.core.request import NO_SLO, Request, Slo, Tier
 from octavo.core.slo import STRICT, slo
@@ -504,6 +505,22 @@ def test_who_is_refused_before_its_body_is_read_has_a_place_too() -> None:
     assert 7 not in admission.kept
 
 
+def test_who_has_no_place_is_told_that_its_time_is_a_guess() -> None:
+    """A prompt that would be late beside the streams, were it the only one that waits."""
+    machine = house()
+    machine.at(*(ask(f"s{i}", 40, 400, slo=Slo(ttft=9.0, tpot=0.04)) for i in range(20)))
+    machine.serve(until=2.0)
+    admission, long = machine.admission, ask("long", 1500, 2, slo=Slo(ttft=2.0))
+    with pytest.raises(Unattainable, match=r"is a guess$") as caught:
+        admission.judge(long, machine.now)
+    assert not caught.value.kept
+    assert caught.value.retry_after < 30.0
+    admission.kept.keep(1, Wanted("other", 0.05, 2.0), 1.5, 3.0, machine.now)
+    with pytest.raises(Unattainable, match=r"is a guess$") as caught:
+        admission.judge(long, machine.now)
+    assert caught.value.retry_after == LATEST  # while others wait for their places
+
+
 def test_a_place_is_for_the_deadlines_that_were_asked() -> None:
     """The same body with a tighter one is judged as if it had none."""
     prompt = [3] * 900
@@ -583,6 +600,39 @@ def test_an_urgent_newcomer_does_not_push_out_a_patient_one_that_waits() -> None
     with pytest.raises(Unattainable, match="others that wait"):
         machine.admission.judge(ask("urgent", 300, 2, slo=Slo(ttft=0.8)), 0.0)
     machine.admission.judge(ask("small", 20, 2, slo=Slo(ttft=0.8)), 0.0)
+
+
+def _flooded() -> Clocked:
+    """By one tenant; nobody else was ever seen."""
+    machine = house(fair(within=slo()))
+    machine.at(*(ask(f"f{i}", 300, 30, tenant="flood", slo=Slo(ttft=60.0)) for i in range(40)))
+    machine.serve(until=1.0)
+    return machine
+
+
+def test_who_is_refused_at_either_gate_is_there_and_others_leave_it_something() -> None:
+    """A flood by one tenant: the other one, which the first gate refuses, is reckoned with too."""
+    for gate in ("first", "second"):
+        machine = _flooded()
+        scheduler = machine.scheduler
+        assert scheduler.spared("flood") == 0
+        door, now = machine.admission, machine.now
+        wanted = ask("o", 900, 4, tenant="other", arrival=now, slo=Slo(ttft=1.2))
+        calls = {
+            "first": partial(door.enter, "other", 400, Slo(ttft=0.05), now),
+            "second": partial(door.judge, wanted, now),
+        }
+        with pytest.raises(Unattainable):
+            calls[gate]()
+        assert scheduler.spared("flood") > 0, gate
+
+
+def test_where_there_are_no_keys_the_first_gate_knows_nobody() -> None:
+    """Tenants are named in bodies there: a tenant's own refusals are no other one's presence."""
+    machine = _flooded()
+    with pytest.raises(Unattainable):
+        machine.admission.enter("", 400, Slo(ttft=0.05), machine.now)
+    assert machine.scheduler.spared("flood") == 0
 
 
 def test_what_can_never_be_kept_is_no_claim_on_what_others_have() -> None:
