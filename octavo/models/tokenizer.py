@@ -21,7 +21,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from octavo.core.request import shown
 from octavo.errors import ContextOverflow, InvalidRequest, ModelError, Unsupported
 from octavo.models.vocab import Control, Vocab
 from octavo.models.vocab_gguf import from_gguf
@@ -281,7 +280,7 @@ class Tokenizer:
         """Ids after which the model writes what stands between the two. Raises InvalidRequest."""
         if self.infill_ids is None:
             what = "needs a model with fill-in-the-middle tokens, such as qwen2.5-coder-0.5b"
-            raise Unsupported(f"suffix {what}, got {shown(suffix)}", "suffix")
+            raise Unsupported(f"suffix {what}, got {suffix[:32]!r}", "suffix")
         before, after, middle = self.infill_ids
         own = self.encode_plain(prefix, first=True) if isinstance(prefix, str) else prefix
         rest = self.encode_plain(suffix, first=True)
