@@ -23,7 +23,7 @@ No tensors, no clock (`now` is given), no threads, no logging.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from math import inf
 from typing import NamedTuple
@@ -45,12 +45,12 @@ from octavo.errors import ContextOverflow, InvalidRequest, Overloaded
 
 PINNED = 2  # preemptions after which a sequence gives way only to higher ranks
 GRAIN = 16  # tokens: chunks that time cuts are multiples
-_ONE = (1, 1)
+ONE = (1, 1)  # this very pair: a token of a sequence that needs one, and the next one wanted
 # A NamedTuple without the detour over its own __new__: a step makes one for each row.
 _new = tuple.__new__
 
 
-class _Plan:
+class Plan:
     """A step being filled: tokens for each sequence, what is left of the budgets, its shape."""
 
     __slots__ = ("chunks", "now", "outputs", "preempted", "rows", "shape", "tokens")
@@ -223,14 +223,14 @@ class Scheduler:
     def schedule(self, now: float) -> Batch | None:
         """The next step's work, or None if nothing can be computed now."""
         self._roster.fill(now)
-        plan = _Plan(self.capacity, now)
+        plan = Plan(self.capacity, now)
         longer = self._plan_single(plan)
         self._pace.open(plan.chunks, plan.shape, now)
         if longer or self._roster.num_waiting:
             self._plan_longer(plan, longer)
         return self._batch(plan) if plan.chunks else None
 
-    def _plan_single(self, plan: _Plan) -> list[Sequence]:
+    def _plan_single(self, plan: Plan) -> list[Sequence]:
         """Give running sequences that need one token theirs; return those that need more."""
         longer, chunks, size = [], plan.chunks, self.blocks.block_size
         # With several batches in flight each takes its share, or the others would have no rows.
@@ -246,7 +246,7 @@ class Scheduler:
                 full = not start % size and start == len(seq.block_table) * size
                 if full and not self._make_room(seq, plan):
                     continue
-                chunks[seq] = _ONE
+                chunks[seq] = ONE
                 context += start
             elif n > 1:
                 longer.append(seq)
@@ -262,7 +262,7 @@ class Scheduler:
         self._order.decoded(chunks)
         return longer
 
-    def _plan_longer(self, plan: _Plan, longer: list[Sequence]) -> None:
+    def _plan_longer(self, plan: Plan, longer: list[Sequence]) -> None:
         """Go on with prompts, and let new sequences join, as the policy offers them."""
         if not self._running:
             self._roster.empty(self._next_id)
@@ -289,7 +289,7 @@ class Scheduler:
                 break
         offers.close()
 
-    def _continue(self, seq: Sequence, most: int, plan: _Plan) -> None:
+    def _continue(self, seq: Sequence, most: int, plan: Plan) -> None:
         """Compute more of a sequence that was admitted and is not computed to its last token."""
         blocks, start = self.blocks, seq.num_scheduled
         most = self._in_time(seq, start, most, plan)
@@ -306,7 +306,7 @@ class Scheduler:
         seq.record.chunk(plan.now, start, n)
         self._order.served(seq, start, n)
 
-    def _in_time(self, seq: Sequence, start: int, most: int, plan: _Plan) -> int:
+    def _in_time(self, seq: Sequence, start: int, most: int, plan: Plan) -> int:
         """How many tokens from `start` on there are budgets and time for."""
         rest = len(seq.tokens) - start
         n = min(rest, most, plan.tokens)
@@ -330,7 +330,7 @@ class Scheduler:
         grown = self.blocks.grow(seq, num_tokens, shared)
         assert grown, "blocks were counted and are not there"
 
-    def _make_room(self, seq: Sequence, plan: _Plan) -> bool:
+    def _make_room(self, seq: Sequence, plan: Plan) -> bool:
         """Get one more block for `seq`, by preempting others if need be."""
         while not self.blocks.add(seq):
             victim = self._victim(seq, plan.now)
@@ -339,7 +339,7 @@ class Scheduler:
             self._preempt(victim, plan)
         return True
 
-    def _preempt(self, seq: Sequence, plan: _Plan) -> None:
+    def _preempt(self, seq: Sequence, plan: Plan) -> None:
         plan.drop(seq)
         plan.preempted = True
         self._roster.preempt(seq, plan.now)
@@ -363,7 +363,7 @@ class Scheduler:
 
     # ---- admission ------------------------------------------------------------------------------
 
-    def _admit(self, seq: Sequence, most: int, plan: _Plan) -> None:
+    def _admit(self, seq: Sequence, most: int, plan: Plan) -> None:
         """Let a waiting sequence join, if there is room for it and time."""
         blocks, running = self.blocks, len(self._running)
         roster = self._roster
@@ -397,7 +397,7 @@ class Scheduler:
         seq.record.chunk(plan.now, start, n)
         self._order.served(seq, start, n)
 
-    def _clear_way(self, seq: Sequence, plan: _Plan) -> bool:
+    def _clear_way(self, seq: Sequence, plan: Plan) -> bool:
         """Preempt the last by rank for one that waits and finds no room, if the policy would."""
         last = self._running[-1] if self._running else seq
         if not self.policy.yields(last, seq) or last.in_flight or last.num_preemptions >= PINNED:
@@ -414,20 +414,8 @@ class Scheduler:
 
     # ---- rows -----------------------------------------------------------------------------------
 
-    def _batch(self, plan: _Plan) -> Batch | None:
-        rows: list[Row] = []
-        for seq, chunk in plan.chunks.items():
-            start, wants = seq.num_scheduled, seq.standing
-            end = start + chunk[0]
-            if wants is None or chunk is not _ONE:
-                try:
-                    wants = self._wants(seq, start, end)
-                except Exception as error:  # a watcher's: it fails this sequence alone
-                    self._roster.news.append(self._roster.fail(seq, blamed(error), plan.now))
-                    continue
-            seq.num_scheduled = end
-            row = (seq.id, start, seq.tokens[start:end], seq.block_table, wants)
-            rows.append(_new(Row, row))
+    def _batch(self, plan: Plan) -> Batch | None:
+        rows = self._rows(plan.chunks.items(), plan.now)
         if not rows:
             return None
         room = min(plan.tokens, plan.outputs, self._pace.spare(plan.shape))
@@ -439,11 +427,31 @@ class Scheduler:
         self._step += 1
         batch = Batch(self._step, tuple(rows))
         as_planned = room == tokens and not plan.preempted and len(rows) == len(plan.chunks)
-        shape = plan.shape if as_planned else StepFeatures.of(batch)
+        self._sent(plan, plan.shape if as_planned else StepFeatures.of(batch))
+        return batch
+
+    def _rows(self, chunks: Iterable[tuple[Sequence, tuple[int, int]]], now: float) -> list[Row]:
+        """Hand out these tokens. A sequence whose watcher raises fails, and has no row."""
+        rows: list[Row] = []
+        for seq, chunk in chunks:
+            start, wants = seq.num_scheduled, seq.standing
+            end = start + chunk[0]
+            if wants is None or chunk is not ONE:
+                try:
+                    wants = self._wants(seq, start, end)
+                except Exception as error:
+                    self._roster.news.append(self._roster.fail(seq, blamed(error), now))
+                    continue
+            seq.num_scheduled = end
+            row = (seq.id, start, seq.tokens[start:end], seq.block_table, wants)
+            rows.append(_new(Row, row))
+        return rows
+
+    def _sent(self, plan: Plan, shape: StepFeatures) -> None:
+        """A step went out in that shape."""
         self._pace.close(plan.shape)
         self._shapes.append(shape)
         self._busy_until = plan.now + self.model.gap + self.model.predict(shape)
-        return batch
 
     def _lengthen(self, row: Row, draft: array[int]) -> Row:
         """Let a row that ends in a choice go on with guesses, as far as there are blocks.

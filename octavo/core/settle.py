@@ -52,11 +52,8 @@ class Settler:
 
         Raises EngineError if the result is not of that batch.
         """
-        self._committed += 1
-        if not batch.step == result.step == self._committed:
-            raise EngineError(f"step {result.step} came back, {self._committed} was due")
-        rows, shape = len(batch.rows), self.shapes.popleft()
-        self.note(rows, shape, result.finished - result.started, now)
+        rows = len(batch.rows)
+        shape = self.begin(batch, rows, result, now)
         events = self._roster.take_news()
         live, results, size = self._roster.live, result.rows, self.blocks.block_size
         gained = num_drafted = 0
@@ -67,9 +64,7 @@ class Settler:
             seq.num_steps += 1
             if wants is not seq.standing or error is not None or len(chosen) != 1:
                 num_drafted += len(seq.draft)
-                so_far = len(events)
-                self._settle(seq, row, results.get(seq_id), events, now)
-                gained += sum([len(event[2]) for event in events[so_far:]])
+                gained += self.settle(seq, row, result, events, now)
                 continue
             # What most rows are: one token in, the next one out, and the stream goes on.
             seq.num_computed = new = start + 1
@@ -79,7 +74,7 @@ class Settler:
             request, tokens, token = seq.request, seq.tokens, chosen[0]
             last = seq.first_token is None or len(tokens) + 1 >= seq.max_len
             if last or token in request.stop_ids:
-                events.append(self._take(seq, res, now))
+                events.append(self.take(seq, res, now))
                 continue
             seq.due += seq.pace
             tokens.append(token)
@@ -92,9 +87,27 @@ class Settler:
         self.count(shape, rows, gained, num_drafted, result.started, result.finished)
         return events
 
+    def begin(self, batch: Batch, rows: int, result: StepResult, now: float) -> StepFeatures:
+        """The oldest outstanding batch, of so many rows, has come back; its shape. Raises
+        EngineError if the result is not of that batch."""
+        self._committed += 1
+        if not batch.step == result.step == self._committed:
+            raise EngineError(f"step {result.step} came back, {self._committed} was due")
+        shape = self.shapes.popleft()
+        self.note(rows, shape, result.finished - result.started, now)
+        return shape
+
     def note(self, rows: int, shape: StepFeatures, seconds: float, now: float) -> None:
         """The step in the journal, before its sequences look there."""
         self._stats.journal.stepped(rows, shape.tokens, seconds, now)
+
+    def settle(
+        self, seq: Sequence, row: Row, result: StepResult, events: list[Event], now: float
+    ) -> int:
+        """Take what came back of a row of any kind; how many tokens its sequence gained."""
+        so_far = len(events)
+        self._settle(seq, row, result.rows.get(seq.id), events, now)
+        return sum([len(event.tokens) for event in events[so_far:]])
 
     def _settle(
         self, seq: Sequence, row: Row, res: RowResult | None, events: list[Event], now: float
@@ -120,7 +133,7 @@ class Settler:
         if drafted:
             self._verify(seq, res, events, now)
         elif res.tokens:
-            events.append(self._take(seq, res, now))
+            events.append(self.take(seq, res, now))
 
     def count(
         self,
@@ -163,7 +176,7 @@ class Settler:
         accepted = seq.num_accepted
         for i, token in enumerate(res.tokens):
             seq.num_accepted = accepted + i
-            events.append(self._take(seq, RowResult((token,), res.logprobs[i : i + 1]), now))
+            events.append(self.take(seq, RowResult((token,), res.logprobs[i : i + 1]), now))
             if i == len(draft) or token != draft[i] or seq.state is State.ENDED:
                 break
             old = seq.num_computed
@@ -184,7 +197,7 @@ class Settler:
         seq.num_computed = seq.num_scheduled = computed
         self.blocks.trim(seq, computed)
 
-    def _take(self, seq: Sequence, res: RowResult, now: float) -> Event:
+    def take(self, seq: Sequence, res: RowResult, now: float) -> Event:
         """Append the chosen token and see whether the sequence ends with it."""
         chosen, logprobs, _, _, embedding = res
         request, tokens, token = seq.request, seq.tokens, chosen[0]

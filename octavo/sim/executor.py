@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from octavo.core.batch import Batch, RowResult, StepResult, Want
+from octavo.core.batch import Batch, Row, RowResult, StepResult, Want
+from octavo.core.brief import Brief
 from octavo.core.executor import Capacity
 from octavo.core.request import TokenLogprob
 from octavo.core.steptime import Coefficients, StepFeatures, StepModel
@@ -108,8 +109,9 @@ class SimulatedExecutor:
         if not self._pending:
             raise EngineError("no batch is outstanding")
         batch, started, finished = self._pending.pop(0)
+        spelt = batch.spelt.values() if isinstance(batch, Brief) else batch.rows
         rows = {}
-        for seq_id, _, _, _, wants in batch.rows:
+        for seq_id, _, _, _, wants in spelt:
             # What most rows are: one that wants its next token, and nothing about it.
             if len(wants) == 1 and (spec := wants[0][1]) is not None and spec[0].logprobs is None:
                 rows[seq_id] = _SAMPLED
@@ -137,12 +139,20 @@ def _result(wants: tuple[Want, ...]) -> RowResult:
 def split(batch: Batch) -> tuple[list[int], Rows]:
     """(contexts of the rows of one token that want the next one, all other rows): most steps are
     all of the first kind, and simulating is mostly this."""
-    rows = batch.rows
-    ends = [row[1] + 1 for row in rows if row[4] and len(row[2]) == 1]
-    if len(ends) == len(rows):
+    rows: Collection[Row] = batch.rows
+    streams = []
+    if isinstance(batch, Brief):
+        streams, rows = batch.ends, batch.spelt.values()
+    ends = streams + [row[1] + 1 for row in rows if row[4] and len(row[2]) == 1]
+    if len(ends) == len(streams) + len(rows):
         return ends, []
     others = [(row[1], len(row[2]), len(row[4])) for row in rows]
     return ends, [row for row in others if row[1] != 1 or not row[2]]
+
+
+def shape_of(batch: Batch) -> StepFeatures:
+    """The shape of a batch, which a brief one knows."""
+    return batch.shape if isinstance(batch, Brief) else StepFeatures.of(batch)
 
 
 class Fitted:
@@ -155,7 +165,7 @@ class Fitted:
         self.coefficients = coefficients
 
     def __call__(self, batch: Batch) -> float:
-        return self.coefficients.seconds(StepFeatures.of(batch))
+        return self.coefficients.seconds(shape_of(batch))
 
     def decoding(self, steps: Stretch) -> float:
         return self.coefficients.seconds(steps.shape)
@@ -169,7 +179,7 @@ class Learned:
         self.model = model
 
     def __call__(self, batch: Batch) -> float:
-        return self.model.usual(StepFeatures.of(batch)) + self.model.gap
+        return self.model.usual(shape_of(batch)) + self.model.gap
 
     def decoding(self, steps: Stretch) -> float:
         return self.model.usual(steps.shape) + self.model.gap

@@ -11,6 +11,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from octavo.core.admission import Admission
 from octavo.core.batch import Batch, Row
+from octavo.core.brief import InBrief
 from octavo.core.engine import Engine
 from octavo.core.executor import Capacity
 from octavo.core.policy import Policy
@@ -116,20 +118,21 @@ class _Unasked(StepModel):
 
 
 class Replica:
-    """One engine in virtual time."""
+    """One engine in virtual time. make: of a scheduler, from what `Scheduler` is made from."""
 
-    def __init__(self, spec: Spec, index: int, *, seed: int, prefix_caching: bool) -> None:
+    def __init__(
+        self, spec: Spec, index: int, *, seed: int, make: Callable[..., Scheduler] = Scheduler
+    ) -> None:
         self.spec = spec
         self.index = index
         self.executor = SimulatedExecutor(
             spec.capacity, spec.seconds, noise=spec.noise, seed=hash((seed, index))
         )
         policy = spec.policy()
-        self.scheduler = Scheduler(
+        self.scheduler = make(
             spec.capacity,
             policy,
             max_waiting=spec.max_waiting,
-            prefix_caching=prefix_caching,
             model=StepModel() if policy.timed or spec.admits else _Unasked(),
         )
         self.engine = Engine(self.executor, self.scheduler)
@@ -232,7 +235,8 @@ ROUTERS: dict[str, str] = {
 class Fleet:
     """Runs one workload over replicas. Build a new one for each run.
 
-    foresight: steps that are all alike are taken by the stretch (`octavo.core.stretch`). Nothing
+    foresight: steps that are all alike are taken by the stretch (`octavo.core.stretch`), and of the
+    others only rows that are more than a token of a stream are made (`octavo.core.brief`). Nothing
     but the time it takes to simulate depends on it.
     """
 
@@ -246,10 +250,9 @@ class Fleet:
         keep_gaps: bool = True,
         foresight: bool = True,
     ) -> None:
-        self.replicas = [
-            Replica(spec, i, seed=seed, prefix_caching=prefix_caching)
-            for i, spec in enumerate(specs)
-        ]
+        brief = partial(InBrief, token=TOKEN, tells=keep_gaps)
+        make = partial(brief if foresight else Scheduler, prefix_caching=prefix_caching)
+        self.replicas = [Replica(spec, i, seed=seed, make=make) for i, spec in enumerate(specs)]
         if not self.replicas:
             raise InvalidRequest("a fleet has at least one replica")
         self.router = router if router is not None else RoundRobin()
