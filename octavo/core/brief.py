@@ -10,7 +10,6 @@ Like a stretch it writes what the scheduler keeps to itself: it belongs to the s
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 from octavo.core.batch import Batch, Row, RowResult, StepResult

@@ -121,7 +121,13 @@ class Replica:
     """One engine in virtual time. make: of a scheduler, from what `Scheduler` is made from."""
 
     def __init__(
-        self, spec: Spec, index: int, *, seed: int, make: Callable[..., Scheduler] = Scheduler
+        self,
+        spec: Spec,
+        index: int,
+        *,
+        seed: int,
+        prefix_caching: bool,
+        make: Callable[..., Scheduler] = Scheduler,
     ) -> None:
         self.spec = spec
         self.index = index
@@ -133,6 +139,7 @@ class Replica:
             spec.capacity,
             policy,
             max_waiting=spec.max_waiting,
+            prefix_caching=prefix_caching,
             model=StepModel() if policy.timed or spec.admits else _Unasked(),
         )
         self.engine = Engine(self.executor, self.scheduler)
@@ -251,8 +258,11 @@ class Fleet:
         foresight: bool = True,
     ) -> None:
         brief = partial(InBrief, token=TOKEN, tells=keep_gaps)
-        make = partial(brief if foresight else Scheduler, prefix_caching=prefix_caching)
-        self.replicas = [Replica(spec, i, seed=seed, make=make) for i, spec in enumerate(specs)]
+        make = brief if foresight else Scheduler
+        self.replicas = [
+            Replica(spec, i, seed=seed, prefix_caching=prefix_caching, make=make)
+            for i, spec in enumerate(specs)
+        ]
         if not self.replicas:
             raise InvalidRequest("a fleet has at least one replica")
         self.router = router if router is not None else RoundRobin()

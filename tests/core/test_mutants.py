@@ -17,7 +17,7 @@ from octavo.core import scheduler as scheduler_module
 from octavo.core.blocks import BlockManager
 from octavo.core.request import Sequence, State
 from octavo.core.roster import Roster
-from octavo.core.scheduler import Scheduler, _Plan
+from octavo.core.scheduler import Scheduler, Plan
 from octavo.core.settle import Settler
 from tests.core.workload import run
 
@@ -188,7 +188,7 @@ def never_retired(patch: Patch) -> None:
 
 
 def preempted_row_stays_in_the_plan(patch: Patch) -> None:
-    patch.setattr(_Plan, "drop", lambda self, seq: None)
+    patch.setattr(Plan, "drop", lambda self, seq: None)
 
 
 def held_and_never_woken(patch: Patch) -> None:
@@ -277,7 +277,9 @@ MUTANTS = [
 
 # Of speculation: what is changed where.
 VERIFY, SETTLE, FORGO = ((Settler, name) for name in ("_verify", "_settle", "_forgo"))
-LENGTHEN, BATCH, WANTS = ((Scheduler, name) for name in ("_lengthen", "_batch", "_wants"))
+LENGTHEN, BATCH, ROWS, WANTS = (
+    (Scheduler, name) for name in ("_lengthen", "_batch", "_rows", "_wants")
+)
 AFTER, END = (scheduler_module, "_after"), (Roster, "end")
 TRIM = "self.blocks.trim(seq, seq.num_scheduled)"
 EDITS = {
@@ -348,7 +350,7 @@ EDITS = {
     "a want that forbids stopping is kept": (WANTS, " and end >= seq.stop_from", ""),
     "a want that a watcher may mask is kept": (WANTS, "seq.watcher is None and ", ""),
     "the want of another place is kept": (WANTS, "free and end - start == 1", "free"),
-    "a chunk of one token counts as the last": (BATCH, " or chunk is not _ONE", ""),
+    "a chunk of one token counts as the last": (ROWS, " or chunk is not ONE", ""),
 }
 
 
