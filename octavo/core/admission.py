@@ -90,12 +90,28 @@ class _Queue(NamedTuple):
     dated: float = 1.0
 
 
+class _House(NamedTuple):
+    """What every forecast of one moment reads. moving: rows that get tokens. length: of steps that
+    the streams bear; slack: what the next one may take; whole: prefill of a step that is nothing
+    else; ending: how long one is made that ends a prompt. life: seconds in which half of the
+    streams end. setback: of a step's length, what each that joins takes off the slack."""
+
+    now: float
+    load: Load
+    moving: int
+    length: float
+    slack: float
+    whole: float
+    ending: float
+    life: float
+    setback: float
+
+
 class _Steps(NamedTuple):
     """Steps under a load, in the mean while a newcomer waits. coming: rows that wait, and the
     newcomer's. ahead: from the next one's start until it is computed. first, prefill: seconds of
     prefill in the next one and in each after it; ending: in one that ends a prompt, at most;
-    besides: what a step takes beside them; tpot: seconds a token of a stream, once all that comes
-    decodes."""
+    besides: what a step takes beside them."""
 
     load: Load
     coming: int
@@ -104,7 +120,6 @@ class _Steps(NamedTuple):
     prefill: float
     ending: float
     besides: float
-    tpot: float
 
     def least(self, work: float) -> float:
         """From the next one's start until so many seconds of prefill are done that are part of
@@ -173,7 +188,8 @@ class Admission:
         ttft = slo.ttft or 0.0
         line = self._scheduler.backlog()
         newcomer = _Newcomer(tenant, 1, self._work(1, 0), now + ttft)
-        soonest = self._ttft(newcomer, self._steps(now, self._queue(newcomer, line))) - now
+        house = self._house(now)
+        soonest = self._ttft(newcomer, self._steps(house, self._queue(newcomer, line))) - now
         if self._scheduler.model.gamma * soonest <= ttft:
             return
         why, alone = "even a cached prompt would come too late", self._alone([(1, 0)])
@@ -183,7 +199,8 @@ class Admission:
             self._scheduler.turned_away(tenant, now)
         refusal = self._refusal(slo, tenant, Forecast(soonest, 0.0), why)
         if key is not None:
-            self._come_back(refusal, key, Wanted(tenant, self._work(int(tokens), 0), ttft), now)
+            wanted = Wanted(tenant, self._work(int(tokens), 0), ttft)
+            self._come_back(refusal, key, wanted, house)
         raise refusal
 
     def first_token(self, ticket: Ticket) -> None:
@@ -232,9 +249,10 @@ class Admission:
         if not self._scheduler.policy.timed:
             return list(requests)
         placed = bool(self.kept) and self.kept.take(_known(requests, key), now)
+        house, needs = self._house(now), [self._needs(request) for request in requests]
         admitted: list[Request] = []
-        for request in requests:
-            forecast, why = self._weighed(request, self._needs(request), now, placed)
+        for request, need in zip(requests, needs, strict=True):
+            forecast, why = self._weighed(request, need, house, placed)
             if why is None:
                 admitted.append(request.forecast(forecast))
                 continue
@@ -243,7 +261,12 @@ class Admission:
             if request.slo.degrade:
                 self._scheduler.stats.counters.degraded += len(requests)
                 return [_degraded(one, forecast) for one in requests]
-            raise self._refused(requests, now, _known(requests, key), forecast, why)
+            refusal = self._refused(requests, needs, house, forecast, why)
+            if isinstance(refusal, Unattainable) and request.slo.ttft is not None:
+                work = sum([self._work(*need) for need in needs])
+                wanted = Wanted(request.tenant, work, request.slo.ttft)
+                self._come_back(refusal, _known(requests, key), wanted, house)
+            raise refusal
         return admitted
 
     def forget(self, request: Request) -> None:
@@ -251,7 +274,7 @@ class Admission:
         self._scheduler.expected.pop(request.id, None)
 
     def _weighed(
-        self, request: Request, need: _Need, now: float, placed: bool
+        self, request: Request, need: _Need, house: _House, placed: bool
     ) -> tuple[Forecast, str | None]:
         """The forecast of a request, and why it cannot be let in; if it can, it is counted.
         placed: it has come back to a place that was kept for it."""
@@ -261,14 +284,15 @@ class Admission:
         newcomer = _new(_Newcomer, (request.tenant, need[0], work, due))
         queue = self._queue(newcomer, line)
         rows = request.params.n + self._scheduler.spared(request.tenant)
-        steps = self._steps(now, queue, rows, len(request.prompt))
-        ttft = self._ttft(newcomer, steps)
-        forecast = _new(Forecast, (ttft - request.arrival, steps.tpot))
+        steps = self._steps(house, queue, rows)
+        ttft = self._ttft(newcomer, steps) - request.arrival
+        tpot = self._scheduler.decode_seconds(steps.coming, rows, len(request.prompt))
+        forecast = _new(Forecast, (ttft, self._scheduler.model.gap + tpot))
         if not slo:
             return forecast, None
         why = self._broken(request, forecast, steps.load)
         if why is None:
-            places = self.kept.backlog(now) if self.kept and not placed else []
+            places = self.kept.backlog(house.now) if self.kept and not placed else []
             if places or line:
                 why = self._squeezed(newcomer, steps, line or [], places)
         if why is None:
@@ -342,45 +366,71 @@ class Admission:
             ahead = max(ahead, wait + work + ceil(work / steps.prefill) * steps.besides)
         return steps.load.start + ahead
 
-    def _steps(self, now: float, queue: _Queue, rows: int = 1, context: int = 0) -> _Steps:
-        """Steps under load until a `queue` is computed, of which `rows` with so much context are
-        the last. Streams get their tokens when they are due and no sooner, so steps last as long as
-        the tightest was promised, in the mean.
+    def _house(self, now: float) -> _House:
+        """What there is to know before a newcomer is looked at."""
+        scheduler = self._scheduler
+        model, load = scheduler.model, scheduler.load(now)
+        gamma, length = model.gamma, min(load.tightest, MOST)
+        output = scheduler.reserve.output("", scheduler.max_len)
+        house = (
+            now,
+            load,
+            scheduler.num_moving,
+            length,
+            min(SPEND * (load.due - load.start), MOST) / gamma,
+            model.prefilling(0, scheduler.capacity.max_tokens),
+            FINISHED * model.per_step / gamma,
+            length * max(1.0, output),
+            0.0 if load.tightest == inf else gamma / SPEND - 1.0,
+        )
+        return _new(_House, house)
+
+    def _steps(self, house: _House, queue: _Queue, rows: int = 1) -> _Steps:
+        """Steps under load until a `queue` is computed, of which `rows` are the last. Streams get
+        their tokens when they are due and no sooner, so steps last as long as the tightest was
+        promised, in the mean.
 
         Those that go before it join one after another, and streams end: after their outputs' mean
         a half of them, which is between lengths that are all the same and such as have no memory.
         Whoever joins is ahead of no deadline yet, so the steps after that are short (`setback`).
         """
         scheduler = self._scheduler
-        model, load, expected = scheduler.model, scheduler.load(now), len(scheduler.expected)
+        model, expected, most = (
+            scheduler.model,
+            len(scheduler.expected),
+            scheduler.capacity.max_rows,
+        )
+        _, load, moving, length, slack, whole, ending, life, setback = house
         work, behind, sooner, dated = queue
-        tightest, gap, gamma = load.tightest, model.gap, model.gamma
+        gap, context = model.gap, scheduler.mean_context
         coming = ceil(dated * load.waiting) + expected + rows
-        tpot = gap + scheduler.decode_seconds(coming, rows, context)
-        length = min(tightest, MOST)
-        whole = model.prefilling(0, scheduler.capacity.max_tokens)
-        slack = min(SPEND * (load.due - load.start), MOST)
-        life = length * max(1.0, scheduler.reserve.output("", scheduler.max_len))
         joining = sooner * (load.waiting + expected)
-        streams = scheduler.num_moving + 0.5 * joining
-        setback = 0.0 if tightest == inf else joining * length * (gamma / SPEND - 1.0)
-        ending = FINISHED * model.per_step / gamma
-        ahead = 0.0
+        streams, setback = moving + 0.5 * joining, joining * length * setback
+        least, ahead = LEAST_SHARE * length, 0.0
+        # By comparisons, for six rounds of `min` and `max` are much of what a refusal takes.
         for _ in range(ROUNDS):
             pace = model.lasting(ahead)
-            base = gap + pace * scheduler.beside_seconds(streams / (1.0 + 0.5 * ahead / life))
-            prefill = min(max(length - base, LEAST_SHARE * length), whole)
+            left = streams / (1.0 + 0.5 * ahead / life)
+            left = left if left < most else most
+            base = gap + pace * model.decoding(left, left * context, prompts=True)
+            prefill = length - base
+            prefill = prefill if prefill > least else least
+            prefill = prefill if prefill < whole else whole
             # The next step may take all by which the streams are ahead of their deadlines.
-            first = max(slack / gamma - base, prefill)
+            first = slack - base
+            first = first if first > prefill else prefill
             # Until all is done; what is behind goes on in the last step, as far as that has time.
             before, steps, full, begin = pace * work + setback, 1, first, 0.0
             if before > first:
                 steps += ceil((before - first) / prefill)
                 full += (steps - 1) * prefill
                 begin = full - prefill
-            full = max(before, min(full, begin + (ending - base)))
-            ahead = min(before + pace * behind, full) + steps * base - setback
-        return _new(_Steps, (load, coming, ahead, first, prefill, ending - base, base, tpot))
+            last = begin + (ending - base)
+            full = full if full < last else last
+            full = full if full > before else before
+            done = before + pace * behind
+            ahead = (done if done < full else full) + steps * base - setback
+        return _new(_Steps, (load, coming, ahead, first, prefill, ending - base, base))
 
     def _squeezed(
         self,
@@ -426,27 +476,27 @@ class Admission:
     # ---- refusals -------------------------------------------------------------------------------
 
     def _refused(
-        self, requests: Sequence[Request], now: float, key: int, forecast: Forecast, why: str
+        self,
+        requests: Sequence[Request],
+        needs: Sequence[_Need],
+        house: _House,
+        forecast: Forecast,
+        why: str,
     ) -> Unattainable | TooTight:
-        """What to tell the requests of a body of which one cannot be kept: never, or when."""
+        """What to tell the requests of a body of which one cannot be kept: never, or not now."""
         first = requests[0]
-        needs = [self._needs(request) for request in requests]
         alone = Forecast(self._alone(needs), self._stream(requests))
         never = self._broken_by(first, *alone)
         if never is not None:
             return self._never(first.slo, never, alone)
-        self._scheduler.turned_away(first.tenant, now)
-        refusal = self._refusal(first.slo, first.tenant, forecast, why)
-        if first.slo.ttft is not None:
-            work = sum([self._work(*need) for need in needs])
-            self._come_back(refusal, key, Wanted(first.tenant, work, first.slo.ttft), now)
-        return refusal
+        self._scheduler.turned_away(first.tenant, house.now)
+        return self._refusal(first.slo, first.tenant, forecast, why)
 
-    def _come_back(self, refusal: Unattainable, key: int, wanted: Wanted, now: float) -> None:
+    def _come_back(self, refusal: Unattainable, key: int, wanted: Wanted, house: _House) -> None:
         """Keep a place for one that is refused, and tell it when that is."""
         # The margin twice: what is forecast when it comes may exceed what is forecast of that now,
         # as what it takes may exceed what is forecast then.
-        within, steps = wanted.ttft / self._factor**2, self._steps(now, _Queue())
+        within, steps = wanted.ttft / self._factor**2, self._steps(house, _Queue())
         alone = wanted.seconds + ceil(wanted.seconds / steps.prefill) * steps.besides
         if alone > within and key not in self.kept:
             # Beside the streams of now it would be late, were it the only one that waits: there is
@@ -457,7 +507,7 @@ class Admission:
             if self.kept:
                 refusal.retry_after = max(refusal.retry_after, float(LATEST))
             return
-        refusal.retry_after = self.kept.keep(key, wanted, within, refusal.retry_after, now)
+        refusal.retry_after = self.kept.keep(key, wanted, within, refusal.retry_after, house.now)
         refusal.kept = key in self.kept
 
     def _needs(self, request: Request) -> _Need:

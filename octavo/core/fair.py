@@ -290,11 +290,12 @@ class Fair:
         share = seconds / weights.get(tenant, 1.0)
         seconds -= work
         dated = mine
+        equal = counter + CREDIT
         for other, order in orders.items():
-            weight = weights.get(other, 1.0)
-            if counters.get(other, 0.0) <= counter + CREDIT:
+            weight, got = weights.get(other, 1.0), counters.get(other, 0.0)
+            if got <= equal:
                 dated += order.ahead(due, other, 0.0)
-            lag = (counter - counters.get(other, 0.0)) * token  # of weight 1; below 0 it leads
+            lag = (counter - got) * token  # of weight 1; below 0 it leads
             if lag > 0.0:
                 seconds += weight * share + min(weight * lag, order.ahead(inf, other, 0.0))
             elif lag + share > 0.0:

@@ -558,6 +558,11 @@ class Scheduler:
         """Of those that run, how many get tokens now; prompts that are read are among them."""
         return self.policy.moving(self._running)
 
+    @property
+    def mean_context(self) -> float:
+        """Of what decodes, a row."""
+        return self._mean_context
+
     def load(self, now: float) -> Load:
         """What the door looks at."""
         pace, running = self._pace, len(self._running)
@@ -595,11 +600,6 @@ class Scheduler:
     def spared(self, tenant: str) -> int:
         """Rows of a step that one more of a tenant's must leave to others."""
         return self._pace.leaves(tenant)
-
-    def beside_seconds(self, rows: float) -> float:
-        """Predicted seconds of a step beside the prompts in it, where so many decode."""
-        rows = min(rows, float(self.capacity.max_rows))
-        return self.model.beside(rows, rows * self._mean_context)
 
     def backlog(self) -> list[tuple[float, float]] | None:
         """(deadline, seconds of prefill) of what has no first token yet, soonest first: what was

@@ -68,6 +68,8 @@ class Earliest:
         self._credit = 0.0  # tokens that the relegated are owed
         self._turn = 0
         self._ledger: dict[float, float] = {}  # seconds of work by when it is due; inf: if ever
+        self._changes = 0  # of the ledger
+        self._line: tuple[int, list[tuple[float, float]]] = (0, [])  # it in order, after so many
         self._total = 0.0  # of the ledger
         self._entries: dict[int, tuple[float, float]] = {}
         self._missed: set[int] = set()  # of those that wait, who had a deadline and lost it
@@ -196,6 +198,7 @@ class Earliest:
         self._entries[seq.id] = (bucket, seconds)
         self._ledger[bucket] = self._ledger.get(bucket, 0.0) + seconds
         self._total += seconds
+        self._changes += 1
 
     def _strike(self, seq: Sequence) -> None:
         self._missed.discard(seq.id)
@@ -208,6 +211,7 @@ class Earliest:
             else:
                 del self._ledger[bucket]
             self._total = self._total - seconds if self._ledger else 0.0  # sums that round add up
+            self._changes += 1
 
     def ahead(self, due: float, tenant: str, work: float) -> float:
         if due == inf or not self._ledger:
@@ -216,9 +220,14 @@ class Earliest:
         return sum([s for bucket, s in self._ledger.copy().items() if bucket <= last])
 
     def backlog(self) -> list[tuple[float, float]]:
-        if not self._ledger:
-            return []
-        return sorted([(b * LEDGER, s) for b, s in self._ledger.copy().items()])
+        # Most steps change nothing here. The door's thread asks, so what it keeps says of when it
+        # is: a change meanwhile makes it old.
+        changes, line = self._line
+        if changes != self._changes:
+            changes = self._changes
+            line = sorted([(b * LEDGER, s) for b, s in self._ledger.copy().items()])
+            self._line = changes, line
+        return line.copy()
 
     @property
     def overdue(self) -> bool:

@@ -393,20 +393,13 @@ class StepModel:
             self._asked = features, usual
         return fit.pace * usual
 
-    def decoding(self, rows: int, context: float) -> float:
-        """Seconds of a step in which so many decode, with so much context in all, most likely."""
-        fit, total = self._decode, float(rows)
+    def decoding(self, rows: float, context: float, *, prompts: bool = False) -> float:
+        """Seconds of a step in which so many decode, with so much context in all, most likely;
+        prompts: of one with prompts besides, but for what `prefilling` says of those."""
+        fit = self._mixed if prompts else self._decode
         w = fit.solved
+        bend = w.bend * (rows - w.knee) if rows > w.knee else 0.0
         each = w.token + w.decode + w.sample
-        bend = w.bend * max(0.0, total - w.knee)
-        return fit.pace * (w.fixed + each * total + bend + w.context * context)
-
-    def beside(self, rows: float, context: float) -> float:
-        """Seconds that a step with a prompt takes now beside what `prefilling` says of that: so
-        many decode in it, with so much context in all."""
-        fit, w = self._mixed, self._mixed.solved
-        each = w.token + w.decode + w.sample
-        bend = w.bend * max(0.0, rows - w.knee)
         return fit.pace * (w.fixed + each * rows + bend + w.context * context)
 
     def lasting(self, seconds: float) -> float:
@@ -450,14 +443,11 @@ class StepModel:
         (tokens, how many are before them already)."""
         total = sum([count for count, _ in parts])
         steps = -(-total // most)
-        fit, found = self._mixed, list[float]()
-        for line in (fit.solved.times(min(fit.pace, fit.least)), self.origin):
-            if line is None:
-                continue
-            work = sum([line.prefill(start, count) for count, start in parts])
-            # `prefill` takes all tokens for ones beyond the bend.
-            found.append(work + steps * line.fixed - line.bend * min(total, steps * line.knee))
-        return min(found)
+        fit, origin = self._mixed, self.origin
+        seconds = _prefilling(fit.solved, min(fit.pace, fit.least), parts, total, steps)
+        if origin is None:
+            return seconds
+        return min(seconds, _prefilling(origin, 1.0, parts, total, steps))
 
     def most_tokens(self, features: StepFeatures, start: int, seconds: float) -> float:
         """How many tokens from `start` on may be added to a step of that shape so that it takes
@@ -572,6 +562,17 @@ class StepModel:
     def describe(self) -> dict[str, dict[str, float]]:
         """The coefficients in force, by regime."""
         return {"decode": asdict(self.decode_coefficients), "mixed": asdict(self.coefficients)}
+
+
+def _prefilling(
+    line: Coefficients, pace: float, parts: Sequence[tuple[int, int]], total: int, steps: int
+) -> float:
+    """Seconds of so many steps, at a pace, in which `total` tokens of prompts are computed and
+    nothing else: of each (tokens, how many are before them already)."""
+    each, area, sample = pace * line.token + pace * line.bend, pace * line.area, pace * line.sample
+    work = sum([n * (each + area * (start + 0.5 * n)) + sample for n, start in parts])
+    # These are all taken for ones beyond the bend.
+    return work + steps * (pace * line.fixed) - pace * line.bend * min(total, steps * line.knee)
 
 
 def _scaled(prior: Coefficients, steps: list[tuple[StepFeatures, float]]) -> Coefficients:

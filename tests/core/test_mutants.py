@@ -17,7 +17,7 @@ from octavo.core import scheduler as scheduler_module
 from octavo.core.blocks import BlockManager
 from octavo.core.request import Sequence, State
 from octavo.core.roster import Roster
-from octavo.core.scheduler import Scheduler, Plan
+from octavo.core.scheduler import Plan, Scheduler
 from octavo.core.settle import Settler
 from tests.core.workload import run
 

@@ -246,7 +246,7 @@ def test_a_step_is_what_its_prompts_add_and_what_there_is_beside_them() -> None:
         model.observe(f, 1.2 * TRUE.seconds(f))
     for rows in (0, 3, 70):
         step = StepFeatures(rows, 500.0 * rows, 0.0, rows, rows).plus(100, 300, 1)
-        beside = model.beside(rows, 500.0 * rows)
+        beside = model.decoding(rows, 500.0 * rows, prompts=True)
         # `prefilling` takes all of its tokens for ones beyond the bend.
         within = model.coefficients.bend * max(0, 64 - rows)
         assert beside + model.prefilling(100, 300) - within == pytest.approx(model.predict(step))
