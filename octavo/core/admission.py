@@ -394,12 +394,8 @@ class Admission:
         a half of them, which is between lengths that are all the same and such as have no memory.
         Whoever joins is ahead of no deadline yet, so the steps after that are short (`setback`).
         """
-        scheduler = self._scheduler
-        model, expected, most = (
-            scheduler.model,
-            len(scheduler.expected),
-            scheduler.capacity.max_rows,
-        )
+        scheduler, expected = self._scheduler, len(self._scheduler.expected)
+        model, most = scheduler.model, scheduler.capacity.max_rows
         _, load, moving, length, slack, whole, ending, life, setback = house
         work, behind, sooner, dated = queue
         gap, context = model.gap, scheduler.mean_context
