@@ -108,15 +108,14 @@ class InBrief(Scheduler):
             if not new % size:
                 roster.publish(seq, new - 1, new)
             gained += 1
-            request, tokens = seq.request, seq.tokens
-            last = seq.first_token is None or len(tokens) + 1 >= seq.max_len
-            if last or token in request.stop_ids:
+            # Its first row was spelt out, so it has a first token, and this one does not stop it.
+            if len(seq.tokens) + 1 >= seq.max_len:
                 events.append(settler.take(seq, chosen, now))
                 continue
             seq.due += seq.pace
-            tokens.append(token)
+            seq.tokens.append(token)
             if told:
-                events.append(Event(request.id, seq.choice, chosen.tokens))
+                events.append(Event(seq.request.id, seq.choice, chosen.tokens))
         settler.count(shape, len(seqs), gained, 0, result.started, result.finished)
         self.witness(batch, result)
         return events

@@ -130,10 +130,11 @@ class Coefficients:
     def seconds(self, features: StepFeatures) -> float:
         """The time of a step of that shape."""
         tokens, context, area, decodes, sampled = features
+        beyond = tokens - self.knee
         return (
             self.fixed
             + self.token * tokens
-            + self.bend * max(0.0, tokens - self.knee)
+            + self.bend * (beyond if beyond > 0.0 else 0.0)
             + self.context * context
             + self.area * area
             + self.decode * decodes
@@ -282,21 +283,32 @@ class _Fit:
 
     def _columns(self) -> list[list[float]]:
         """What the prior says that each column takes, as a share of what each fresh step took."""
-        p, steps = self._prior, [(*features, each) for features, each, _, _ in self._fresh]
-        token, bend, knee, decode, sample = p.token, p.bend, p.knee, p.decode, p.sample
-        fixed = [p.fixed * each for *_, each in steps]
-        bent = [bend * max(0.0, tokens - knee) * each for tokens, *_, each in steps]
-        contexts = [p.context * context * each for _, context, *_, each in steps]
+        p = self._prior
+        token, context, area, decode, sample = p.token, p.context, p.area, p.decode, p.sample
+        bend, knee = p.bend, p.knee
+        each = [share for _, share, _, _ in self._fresh]
+        shapes = zip(*[features for features, _, _, _ in self._fresh], strict=True)
+        tokens, contexts, areas, decodes, samples = shapes
+        fixed = [p.fixed * e for e in each]
+        bent = [
+            bend * (t - knee if t > knee else 0.0) * e for t, e in zip(tokens, each, strict=True)
+        ]
+        seen = [context * c * e for c, e in zip(contexts, each, strict=True)]
+        rows = zip(tokens, decodes, samples, each, strict=True)
         if len(self._groups) == 4:
-            rows = [(token * t + decode * d + sample * s) * each for t, _, _, d, s, each in steps]
-            return [fixed, rows, bent, contexts]
+            return [
+                fixed,
+                [(token * t + decode * d + sample * s) * e for t, d, s, e in rows],
+                bent,
+                seen,
+            ]
         return [
             fixed,
-            [token * tokens * each for tokens, *_, each in steps],
+            [token * t * e for t, e in zip(tokens, each, strict=True)],
             bent,
-            contexts,
-            [p.area * area * each for _, _, area, *_, each in steps],
-            [(decode * d + sample * s) * each for _, _, _, d, s, each in steps],
+            seen,
+            [area * a * e for a, e in zip(areas, each, strict=True)],
+            [(decode * d + sample * s) * e for _, d, s, e in rows],
         ]
 
     def due(self, drifting: bool) -> bool:
@@ -312,7 +324,8 @@ class _Fit:
             for i, (row, right) in enumerate(zip(self._gram, self._right, strict=True)):
                 rest = sum(map(mul, row, theta)) - row[i] * theta[i]
                 # LEAN holds what no step has told apart where it is; forgetting wears out the ridge
-                theta[i] = max(0.0, (right + LEAN * theta[i] - rest) / (row[i] + LEAN))
+                part = (right + LEAN * theta[i] - rest) / (row[i] + LEAN)
+                theta[i] = part if part > 0.0 else 0.0
         parts = [part if at < 0 else part * theta[at] for part, at in self._parts]
         self.solved = Coefficients(*parts)
 
@@ -605,7 +618,8 @@ def _pace(ratios: deque[float]) -> float:
         spread = sorted([abs(ratio - middle) for ratio in ratios])[half]
     else:  # of three, the second of the distances is the lesser of the two that are any
         low, middle, high = sorted(ratios)
-        spread = min(middle - low, high - middle)
+        below, above = middle - low, high - middle
+        spread = below if below < above else above
     off = middle - 1.0
     square = off * off
     return 1.0 + off * square / (square + spread * spread + 1e-12)
