@@ -283,32 +283,21 @@ class _Fit:
 
     def _columns(self) -> list[list[float]]:
         """What the prior says that each column takes, as a share of what each fresh step took."""
-        p = self._prior
-        token, context, area, decode, sample = p.token, p.context, p.area, p.decode, p.sample
-        bend, knee = p.bend, p.knee
-        each = [share for _, share, _, _ in self._fresh]
-        shapes = zip(*[features for features, _, _, _ in self._fresh], strict=True)
-        tokens, contexts, areas, decodes, samples = shapes
-        fixed = [p.fixed * e for e in each]
-        bent = [
-            bend * (t - knee if t > knee else 0.0) * e for t, e in zip(tokens, each, strict=True)
-        ]
-        seen = [context * c * e for c, e in zip(contexts, each, strict=True)]
-        rows = zip(tokens, decodes, samples, each, strict=True)
+        p, steps = self._prior, [(*features, each) for features, each, _, _ in self._fresh]
+        token, bend, knee, decode, sample = p.token, p.bend, p.knee, p.decode, p.sample
+        fixed = [p.fixed * each for *_, each in steps]
+        bent = [bend * (t - knee if t > knee else 0.0) * each for t, _, _, _, _, each in steps]
+        contexts = [p.context * context * each for _, context, _, _, _, each in steps]
         if len(self._groups) == 4:
-            return [
-                fixed,
-                [(token * t + decode * d + sample * s) * e for t, d, s, e in rows],
-                bent,
-                seen,
-            ]
+            rows = [(token * t + decode * d + sample * s) * each for t, _, _, d, s, each in steps]
+            return [fixed, rows, bent, contexts]
         return [
             fixed,
-            [token * t * e for t, e in zip(tokens, each, strict=True)],
+            [token * tokens * each for tokens, *_, each in steps],
             bent,
-            seen,
-            [area * a * e for a, e in zip(areas, each, strict=True)],
-            [(decode * d + sample * s) * e for _, d, s, e in rows],
+            contexts,
+            [p.area * area * each for _, _, area, *_, each in steps],
+            [(decode * d + sample * s) * each for _, _, _, d, s, each in steps],
         ]
 
     def due(self, drifting: bool) -> bool:
