@@ -37,6 +37,7 @@ NO_PLACE = (
     "when a prompt this long is in time beside the streams that run is not foretold: the time to "
     "come again is a guess"
 )
+SHORT = 0.2  # share of those that are refused anyway from which long prompts leave time to others
 LEAST_SHARE = 0.05  # of the steps' time that prefill has in any case
 
 # A NamedTuple without the detour over its own __new__: between two steps the caches are cold, and
@@ -137,6 +138,8 @@ class Admission:
         self.by_tenant: dict[str, float] = {}
         self.kept = Kept()
         self._scheduler = scheduler
+        self._usual = 0.0  # seconds of prefill of one that could be let in, of late
+        self._shortage = 0.0  # share of those with a deadline that there was no time for, of late
 
     @property
     def scheduler(self) -> Scheduler:
@@ -295,6 +298,10 @@ class Admission:
             places = self.kept.backlog(house.now) if self.kept and not placed else []
             if places or line:
                 why = self._squeezed(newcomer, steps, line or [], places)
+        if slo.ttft is not None and self._scheduler.policy.by_deadline:
+            self._shortage += FOLLOW * ((why is not None) - self._shortage)
+            if why is None and not placed:
+                why = self._crowding(work, steps, forecast.ttft, slo.ttft)
         if why is None:
             self._scheduler.expected[request.id] = (due, work)
         return forecast, why
@@ -310,6 +317,22 @@ class Admission:
             promised = load.promised * 1e3
             return f"streams that were promised {promised:.1f} ms a token would break"
         return None
+
+    def _crowding(self, work: float, steps: _Steps, ttft: float, within: float) -> str | None:
+        """Whether in a shortage it takes the time of several that would come before it is due. By
+        as much as it is longer than what is usual it leaves time to them: the fewest are late if,
+        of those that cannot all be in time, the longest is given up (Moore 1968), and what was
+        promised cannot be given up later. The more are refused anyway the surer it is that they
+        come. Where nobody waits it may have all of its time, and of prompts that are all alike none
+        is refused for its length.
+        """
+        self._usual += (FOLLOW if self._usual else 1.0) * (work - self._usual)
+        stretch = 1.0 + steps.besides / steps.prefill
+        longer = (work - self._usual) * stretch * min(1.0, self._shortage / SHORT)
+        leaves = max(0.0, min(longer, ttft - work * stretch))
+        if self._factor * (ttft + leaves) <= within:
+            return None
+        return "it is long, and several shorter ones would be refused for it"
 
     @property
     def _factor(self) -> float:

@@ -538,6 +538,52 @@ def test_a_place_is_for_the_deadlines_that_were_asked() -> None:
     assert machine.admission.kept.take(known_by(first), told)
 
 
+def mixed(machine: Clocked, rate: float, seed: int, lengths: tuple[int, ...]) -> list[Request]:
+    """400 Poisson arrivals of prompts of these lengths, served or refused."""
+    rng, now, sent = random.Random(seed), 0.0, []
+    for i in range(400):
+        now += rng.expovariate(rate)
+        sent.append(ask(f"r{i}", rng.choice(lengths), 4, arrival=now, slo=CHAT))
+    machine.at(*sent)
+    machine.serve()
+    return sent
+
+
+LONG = "several shorter ones"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_in_a_shortage_it_is_the_long_prompts_that_are_given_up(seed: int) -> None:
+    """As many are in time as fit the time shortest first, but for what steps take beside prompts;
+    whoever knew all arrivals could do no better."""
+    machine = house()
+    sent = mixed(machine, 10.0, seed, (60, 100, 140, 180, 600))
+    done = machine.serve()
+    room, most = sent[-1].arrival + 2.0, 0
+    for length in sorted(len(one.prompt) for one in sent):
+        room -= 0.001 * length
+        most += room >= 0.0
+    assert most < 360, "a shortage"
+    assert all(t.met for t in done.values())
+    assert len(done) >= 0.82 * most  # 0.74 to 0.80 where only their turn counts
+    assert any(LONG in str(error) for error in machine.refused.values())
+
+
+def test_of_prompts_that_are_all_alike_none_is_refused_for_its_length() -> None:
+    machine = house()
+    mixed(machine, 6.0, 0, (300,))
+    assert len(machine.refused) > 100
+    assert not any(LONG in str(error) for error in machine.refused.values())
+
+
+def test_while_there_is_time_for_all_a_long_prompt_may_have_all_that_is_left() -> None:
+    machine = house()
+    machine.at(*(ask(f"r{i}", 60, 4, slo=CHAT) for i in range(12)))
+    machine.at(ask("long", 900, 4, slo=CHAT))
+    assert len(machine.serve()) == 13
+    assert not machine.refused
+
+
 # ---- the first gate -----------------------------------------------------------------------------
 
 
