@@ -295,7 +295,7 @@ class Admission:
             return forecast, None
         why = self._broken(request, forecast, steps.load)
         if why is None:
-            places = self.kept.backlog(house.now) if self.kept and not placed else []
+            places = self._places(request.tenant, house.now) if self.kept and not placed else []
             if places or line:
                 why = self._squeezed(newcomer, steps, line or [], places)
         if slo.ttft is not None and self._scheduler.policy.by_deadline:
@@ -481,6 +481,12 @@ class Admission:
             if start + steps.least(before) <= by:
                 return "others that wait, and were promised theirs, would come too late"
         return None
+
+    def _places(self, tenant: str, now: float) -> list[tuple[float, float, float]]:
+        """The places that hold off a newcomer of that tenant: one kept for a tenant that would give
+        way to it could not be taken by it either."""
+        gives_way = self._scheduler.gives_way
+        return self.kept.backlog(now, lambda holder: gives_way(holder, tenant))
 
     def _wait_for_room(self, rows: int, blocks: int, steps: _Steps) -> float:
         """Seconds until so many rows and blocks come free, that are wanted and not there: the

@@ -13,7 +13,7 @@ Which of a tenant's requests goes is up to another order, so `fair` goes with `s
 shared out too: one tenant's streams never take all that paces bear (`spared`), nor does one that
 asks for more than there is time for hold up another's prompts by the slack of its streams
 (`FairPace`), nor fill all the time to a deadline at the door (`ahead`). And what the door promised
-goes first, as it is due, among tenants within the credit of the one that got least (`_by_promise`).
+goes first, as it is due, among tenants that got about as little as the least (`_by_promise`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from octavo.core.entrance import CREDIT, Entrance
-from octavo.core.kept import LEAVES
 from octavo.core.policy import ALL, House, Offers, Order, Pace, Policy, fcfs
 from octavo.core.request import Sequence, State
 from octavo.core.steptime import StepFeatures
 
 PROMPT, OUTPUT = 1.0, 2.0  # what a token counts
 FAR = CREDIT / 2.0  # tokens: less than that is nobody far ahead of anybody
+EQUAL = 0.625 * CREDIT  # tokens: tenants within that got about as much as each other
 SPARE = 8  # one row in so many is kept for other tenants, while there are any
+BURST = 1.5  # times its part of the time that one who asks seldom may take, as it goes first
+AGAIN = 2.0  # one that asked T ago asks again within T / AGAIN, as far as can be told
 MEMORY = 60.0  # seconds after which a tenant that asked for nothing is not waited for
 MAX_COUNTERS = 4096
 
@@ -132,7 +134,7 @@ class Fair:
         promised = [seq.request.tenant for seq in started if _is_promised(seq)]
         if promised or self._promised:
             least = self._next_turn(going, open_=True)
-            far = CREDIT + (0.0 if least is None else self._counter(least))
+            far = EQUAL + (0.0 if least is None else self._counter(least))
             tenants = dict.fromkeys([*promised, *self._promised])
             yield from self._by_promise([t for t in tenants if self._counter(t) <= far], offers)
         open_ = True
@@ -218,11 +220,15 @@ class Fair:
 
     def _beside(self, tenant: str) -> bool:
         """Whether another tenant asked for something of late."""
+        return self._other(tenant) is not None
+
+    def _other(self, tenant: str) -> tuple[str, float] | None:
+        """The latest other tenant that asked for something of late, and when."""
         latest = self._latest
         if latest is None:
-            return False
-        seen = latest[1][1] if latest[0][0] == tenant else latest[0][1]
-        return self._now - seen <= MEMORY
+            return None
+        other = latest[1] if latest[0][0] == tenant else latest[0]
+        return other if self._now - other[1] <= MEMORY else None
 
     # ---- what it cost ----
 
@@ -274,23 +280,20 @@ class Fair:
         """What the tenant has waiting itself, and as much for each other one that has something
         waiting, by their weights: turns are shared for as long as that takes. A tenant that got
         less so far catches up first, this one too. Of those that are not far ahead of it what is
-        due sooner goes first all the same. And a third of its own for those who come: a tenant may
-        hold three times what it leaves of the time to a deadline."""
+        due sooner goes first all the same. And what it leaves to one that may come."""
         orders, weights, counters = dict(self._orders), self._weights, self.counters
         own = orders.pop(tenant, None)
         mine = 0.0 if own is None else own.ahead(due, tenant, work)
         seconds = work + mine
-        counter = counters.get(tenant, 0.0)
-        least = mine + mine / LEAVES if self._beside(tenant) else mine
+        counter = self._standing(tenant)
+        least = mine + self._left(tenant, counter, seconds, due)
         if not orders:
             return least
-        if own is None:
-            counter = self._entrance.place(tenant, orders)
         token = self._house.model.per_token
         share = seconds / weights.get(tenant, 1.0)
         seconds -= work
         dated = mine
-        equal = counter + CREDIT
+        equal = counter + EQUAL
         for other, order in orders.items():
             weight, got = weights.get(other, 1.0), counters.get(other, 0.0)
             if got <= equal:
@@ -301,6 +304,31 @@ class Fair:
             elif lag + share > 0.0:
                 seconds += weight * (lag + share)
         return max(seconds, least, dated)
+
+    def _standing(self, tenant: str) -> float:
+        """Its counter, or the one with which it would come now. Only looks."""
+        if tenant in self._orders:
+            return self._counter(tenant)
+        return self._entrance.place(tenant, dict(self._orders))
+
+    def _left(self, tenant: str, counter: float, seconds: float, due: float) -> float:
+        """What a tenant that wants so much computed, and has something in the house already, leaves
+        to another that is not far ahead and may come before it is due, to have its part of the
+        time first: the less likely the longer that one has asked for nothing."""
+        latest = self._other(tenant)
+        if latest is None or tenant not in self._entrance or due == inf:
+            return 0.0
+        other, seen = latest
+        if self._counter(other) > counter + EQUAL:
+            return 0.0
+        chance = min(1.0, AGAIN * (due - self._now) / max(self._now - seen, 1e-6))
+        weights = self._weights
+        part = min(1.0, weights.get(other, 1.0) / weights.get(tenant, 1.0))
+        return max(0.0, BURST * chance * part * seconds)
+
+    def gives_way(self, tenant: str, other: str) -> bool:
+        """Whether it got so much more than the other that its prompts wait for that one's."""
+        return tenant != other and self._counter(tenant) > self._standing(other) + EQUAL
 
     def backlog(self) -> list[tuple[float, float]]:
         """Of all tenants: whoever goes first, by then so much has to be done."""

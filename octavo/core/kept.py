@@ -19,6 +19,7 @@ Sans-IO: no clock, told `now`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
@@ -148,11 +149,15 @@ class Kept:
             return True
         return False
 
-    def backlog(self, now: float) -> list[tuple[float, float, float]]:
+    def backlog(
+        self, now: float, skip: Callable[[str], bool] = lambda _: False
+    ) -> list[tuple[float, float, float]]:
         """(due, seconds of prefill, when that must be done) of each place; those whose time is over
-        are given up."""
+        are given up. skip: tenants whose places do not count."""
         self._give_up(now)
-        return [(place.due, place.seconds, place.by) for place in self._places.values()]
+        places = self._places.values()
+        skipped = {one for one in {place.tenant for place in places} if skip(one)}
+        return [(one.due, one.seconds, one.by) for one in places if one.tenant not in skipped]
 
     def _give_up(self, now: float) -> None:
         over = [key for key, place in self._places.items() if place.last + GRACE < now]

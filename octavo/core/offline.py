@@ -86,6 +86,9 @@ class Behind:
     def ahead(self, due: float, tenant: str, work: float) -> float:
         return self.within.ahead(due, tenant, work)
 
+    def gives_way(self, tenant: str, other: str) -> bool:
+        return self.within.gives_way(tenant, other)
+
     def backlog(self) -> list[tuple[float, float]] | None:
         return self.within.backlog()
 

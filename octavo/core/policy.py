@@ -100,6 +100,10 @@ class Order(Protocol):
         as long as it has `work` seconds to do, between its parts."""
         ...
 
+    def gives_way(self, tenant: str, other: str) -> bool:
+        """Whether what a tenant wants waits for what another does, whenever either is due."""
+        ...
+
     def backlog(self) -> list[tuple[float, float]] | None:
         """(deadline, seconds of prefill) of what waits, soonest first, and what is lost at inf; a
         list of its own: by then so much has to be done, whoever goes first. None where nobody looks
@@ -255,6 +259,9 @@ class Standing:
         """All that waits: the newcomer is the last."""
         house = self._house
         return sum(house.prefill_seconds(0, len(seq.tokens)) for seq in self._waiting)
+
+    def gives_way(self, tenant: str, other: str) -> bool:
+        return False
 
     def backlog(self) -> None:
         return None

@@ -597,6 +597,10 @@ class Scheduler:
         """The door refused one of a tenant's: it is there, and others are to leave it something."""
         self._order.met(tenant, now)
 
+    def gives_way(self, tenant: str, other: str) -> bool:
+        """Whether what a tenant wants waits for what another does, whenever either is due."""
+        return self._order.gives_way(tenant, other)
+
     def spared(self, tenant: str) -> int:
         """Rows of a step that one more of a tenant's must leave to others."""
         return self._pace.leaves(tenant)

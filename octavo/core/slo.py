@@ -219,6 +219,9 @@ class Earliest:
         last = _bucket(due)
         return sum([s for bucket, s in self._ledger.copy().items() if bucket <= last])
 
+    def gives_way(self, tenant: str, other: str) -> bool:
+        return False
+
     def backlog(self) -> list[tuple[float, float]]:
         # Most steps change nothing here. The door's thread asks, so what it keeps says of when it
         # is: a change meanwhile makes it old.
