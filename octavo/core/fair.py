@@ -285,7 +285,8 @@ class Fair:
         own = orders.pop(tenant, None)
         mine = 0.0 if own is None else own.ahead(due, tenant, work)
         seconds = work + mine
-        counter = self._standing(tenant)
+        here = own is not None
+        counter = self._counter(tenant) if here else self._entrance.place(tenant, orders)
         least = mine + self._left(tenant, counter, seconds, due)
         if not orders:
             return least
