@@ -167,6 +167,26 @@ def test_a_row_has_the_same_bits_in_any_company(name: str, isa: str, act: str) -
         assert (y == alone[r0:r1, p0 * 16 : p1 * 16]).all()
 
 
+@pytest.mark.skipif("amx" not in ISAS, reason="this processor has no matrix tiles")
+@pytest.mark.parametrize("act", ["int8", "mixed", "pairs"])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_tiles_give_the_bits_of_vectors(name: str, act: str) -> None:
+    # 47 rows are the vectors', 48 the tiles'; what is beyond whole tiles, pairs of panels and chunks.
+    k = 768 if group(name) == 256 else 96
+    handle, _ = weights(name, 90, k)
+    for t in (47, 48, 61, 150):
+        x = tokens(t, k)
+        # As large as sums can be: each value at its form's end, of one sign.
+        x[5] = 1e4
+        x[6, ::2], x[6, 1::2] = 1.0, 127.0
+        x[7] = 0
+        x[8, 40] = np.nan
+        for part in (None, (1, 6, 3, t - 2)):
+            tiles = _cpu.linear(handle, x, "amx", act, part)
+            vectors = _cpu.linear(handle, x, "avx512", act, part)
+            assert np.array_equal(tiles, vectors, equal_nan=True)
+
+
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", TYPES)

@@ -341,7 +341,7 @@ OCTAVO_INLINE void put_pair(int8_t* out, F x, F inverse, I* sums) {
 
 // The tokens' scales of V go into P, after the sum.
 template <>
-RowSum softmax_row<Bytes>(AttendScratch& x, int row, float scale, Span see, const SplitKv& kv) {
+[[maybe_unused]] RowSum softmax_row<Bytes>(AttendScratch& x, int row, float scale, Span see, const SplitKv& kv) {
   float* s = x.scores[row];
   auto* p = reinterpret_cast<int8_t*>(x.p[row]);
   const bool any = see.lo < see.hi;
@@ -466,7 +466,8 @@ void attend_split(const AttendArgs& a, int64_t row0, int rows, int64_t split, co
 
 // Split by split, all tiles with each, so that keys and values come from the second cache for all
 // tiles but the first.
-void attend(const AttendArgs& a, int64_t row0, int rows, SplitRange splits, const Upcoming& next,
+template <class P>
+void attend_as(const AttendArgs& a, int64_t row0, int rows, SplitRange splits, const Upcoming& next,
             float* state) {
   AttendScratch x;
   Queries queries[UNIT_TILES];
@@ -483,11 +484,7 @@ void attend(const AttendArgs& a, int64_t row0, int rows, SplitRange splits, cons
       if (kv.lo >= kv.hi) continue;  // this tile sees nothing of it
       float *whole = state + tile * stride, *part = begun[tile] ? x.part : whole;
       const Queries& q = queries[tile];
-      switch (a.type) {
-        case KvType::BF16: attend_split<Half>(a, row0 + r, n, s, kv, q, x, part); break;
-        case KvType::F32: attend_split<Full>(a, row0 + r, n, s, kv, q, x, part); break;
-        case KvType::INT8: attend_split<Bytes>(a, row0 + r, n, s, kv, q, x, part); break;
-      }
+      attend_split<P>(a, row0 + r, n, s, kv, q, x, part);
       if (begun[tile]) fold(whole, part, n, a.dim);
       begun[tile] = true;
     }
@@ -504,7 +501,18 @@ void finish(const AttendArgs& a, int64_t row0, int rows, const float* state) {
   }
 }
 
+#ifndef OCTAVO_TILES
+void attend(const AttendArgs& a, int64_t row0, int rows, SplitRange splits, const Upcoming& next,
+            float* state) {
+  switch (a.type) {
+    case KvType::BF16: return attend_as<Half>(a, row0, rows, splits, next, state);
+    case KvType::F32: return attend_as<Full>(a, row0, rows, splits, next, state);
+    case KvType::INT8: return attend_as<Bytes>(a, row0, rows, splits, next, state);
+  }
+}
+
 constexpr AttentionTable ATTENTION{attend, fold, finish};
+#endif
 
 }  // namespace
 }  // namespace octavo

@@ -13,7 +13,7 @@ struct NaiveTable;
 
 // One per instruction set, defined by that set's unit.
 struct Kernels {
-  const char* name;  // "avx512", "avx2", "portable"
+  const char* name;  // "amx", "avx512", "avx2", "portable"
   const LinearTable* linear;
   const SampleTable* sample;
   const AttentionTable* attention;
@@ -25,9 +25,10 @@ extern const Kernels KERNELS_PORTABLE;
 #ifdef OCTAVO_X86
 extern const Kernels KERNELS_AVX2;
 extern const Kernels KERNELS_AVX512;
+extern const Kernels KERNELS_AMX;  // avx512's, with matrix tiles where there are many rows
 #endif
 
-constexpr int MAX_ISAS = 3;
+constexpr int MAX_ISAS = 4;
 
 // Fills `out` with the tables this processor and operating system can run, best first; returns how
 // many. The portable one is always last.

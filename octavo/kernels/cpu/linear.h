@@ -39,12 +39,18 @@ struct Acts {
   int32_t* n32;     // ACT_N32: [groups][blocks][2][group]: -32 * the sum of each half block
   uint16_t* h;      // ACT_BF16: [groups][blocks][group][32] bf16
   float* f;         // ACT_F32: likewise floats
+  uint16_t* t;      // ACT_TILES, instead of q and n*: bf16
+                    // [groups][blocks][2: q, 256 * high; else 1][group][32]
 };
 
 // Beside ActNeeds: which of ACT_A8's sums are wanted; whether its values may be pairs of bytes, and
 // whether all of them are.
 constexpr uint32_t ACT_S = 256, ACT_N8 = 512, ACT_N16 = 1024, ACT_N128 = 2048, ACT_N32 = 4096;
 constexpr uint32_t ACT_PAIR = 8192, ACT_S16 = 16384, ACT_WIDE = 32768;
+// Of LEAST_TILE_ROWS or more ACT_A8's values are wanted as matrix tiles take them (linear_tiles.inl);
+// fewer are as fast without (measured on Emerald Rapids: 16 rows 0.75 times, 32 rows 1.1, 64 1.3).
+constexpr uint32_t ACT_TILES = 65536;
+constexpr int64_t LEAST_TILE_ROWS = 48;
 
 // How quantised weights are multiplied; others are in any case as exact as their own type. MIXED is
 // INT8 with ACT_PAIR, PAIRS with ACT_WIDE too. BF16: activations keep 8 bits of their own, where

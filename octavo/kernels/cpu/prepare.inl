@@ -101,6 +101,19 @@ OCTAVO_INLINE void quad_tops(const Cells& c, I* top) {
   quad_max(high, top + 4);
 }
 
+// 32 values as bf16 integers; what is beyond a byte of them to `high`. Returns parts, as put_sums()
+// wants them.
+OCTAVO_INLINE I store_for_tiles(uint16_t* low, uint16_t* high, I a, I b) {
+  alignas(64) int8_t bytes[2][32] = {};
+  const I sums = high ? store_i16_split(bytes[0], bytes[1], a, b) : store_i8(bytes[0], a, b);
+  store_bf16(low, to_f32(load_i8(bytes[0])));
+  store_bf16(low + 16, to_f32(load_i8(bytes[0] + 16)));
+  if (high == nullptr) return sums;
+  store_bf16(high, to_f32(shl<8>(load_i8(bytes[1]))));
+  store_bf16(high + 16, to_f32(shl<8>(load_i8(bytes[1] + 16))));
+  return sums;
+}
+
 // Blocks to integers of one scale each by round to nearest. With a NaN or something beyond 2^100 in
 // a block its d is NaN and the quants are zero.
 void quantise_cells(const Acts& a, Cells& c) {
@@ -127,7 +140,12 @@ void quantise_cells(const Acts& a, Cells& c) {
   for (int i = 0; i < c.count; ++i) {
     const F factor = set1(inverse[i]);
     const I q0 = to_i32(mul(load(c.x[i]), factor)), q1 = to_i32(mul(load(c.x[i] + 16), factor));
-    int8_t* q = a.q + (pair ? c.half[i] : c.at[i]) * 32;
+    const int64_t at = (pair ? c.half[i] : c.at[i]) * 32;
+    if (a.t != nullptr) {
+      parts[i] = store_for_tiles(a.t + at, pair ? a.t + at + a.group * 32 : nullptr, q0, q1);
+      continue;
+    }
+    int8_t* q = a.q + at;
     parts[i] = pair ? store_i16_split(q, q + a.group * 32, q0, q1) : store_i8(q, q0, q1);
   }
   for (int i = c.count; i < CELLS; ++i) parts[i] = zero_i();
