@@ -83,7 +83,7 @@ class EngineConfig:
         size=True,
     )
     threads: int | None = knob(None, "Compute threads (default: one per core).")
-    isa: str = knob("auto", "Instruction set: auto, avx512, avx2 or portable.")
+    isa: str = knob("auto", "Instruction set: auto, amx, avx512, avx2 or portable.")
     act: Literal["auto", "mixed", "pairs", "int8", "bf16", "fp32"] = knob(
         "auto",
         "Activations: int8, mixed (int8, outliers in 16 bits), pairs (16 bits throughout: exact, "
