@@ -99,7 +99,7 @@ Examples:
 )
 @numbers("--tokens", "256,512,1024,2048,4096,8192,16384", "Tokens to attend over.")
 @click.option("--threads", type=click.IntRange(1, 4096), help="Threads (default: one per core).")
-@click.option("--isa", default="auto", show_default=True, help="amx, avx512, avx2, portable or auto.")
+@click.option("--isa", default="auto", show_default=True, help="amx, avx512, avx2, portable, auto.")
 @plot_option
 @as_json
 def flash(

@@ -171,7 +171,7 @@ def test_a_row_has_the_same_bits_in_any_company(name: str, isa: str, act: str) -
 @pytest.mark.parametrize("act", ["int8", "mixed", "pairs"])
 @pytest.mark.parametrize("name", QUANTISED)
 def test_tiles_give_the_bits_of_vectors(name: str, act: str) -> None:
-    # 47 rows are the vectors', 48 the tiles'; what is beyond whole tiles, pairs of panels and chunks.
+    # 47 rows are the vectors', 48 the tiles'; and what is beyond whole tiles and pairs of panels.
     k = 768 if group(name) == 256 else 96
     handle, _ = weights(name, 90, k)
     for t in (47, 48, 61, 150):
