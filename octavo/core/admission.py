@@ -299,7 +299,9 @@ class Admission:
             if places or line:
                 why = self._squeezed(newcomer, steps, line or [], places)
         if slo.ttft is not None and self._scheduler.policy.by_deadline:
-            self._shortage += FOLLOW * ((why is not None) - self._shortage)
+            # What this server could never keep tells nothing of how much time there is.
+            if why is None or self._impossible([request], [need]) is None:
+                self._shortage += FOLLOW * ((why is not None) - self._shortage)
             if why is None and not placed:
                 why = self._crowding(work, steps, forecast.ttft, slo.ttft)
         if why is None:
@@ -509,11 +511,10 @@ class Admission:
         why: str,
     ) -> Unattainable | TooTight:
         """What to tell the requests of a body of which one cannot be kept: never, or not now."""
-        first = requests[0]
-        alone = Forecast(self._alone(needs), self._stream(requests))
-        never = self._broken_by(first, *alone)
+        first, never = requests[0], self._impossible(requests, needs)
         if never is not None:
-            return self._never(first.slo, never, alone)
+            why, alone = never
+            return self._never(first.slo, why, alone)
         self._scheduler.turned_away(first.tenant, house.now)
         return self._refusal(first.slo, first.tenant, forecast, why)
 
@@ -542,6 +543,14 @@ class Admission:
 
     # Who is refused for good must not be let in a moment later: the machine is taken at its best,
     # and with the least margin that promises ever have.
+
+    def _impossible(
+        self, requests: Sequence[Request], needs: Sequence[_Need]
+    ) -> tuple[str, Forecast] | None:
+        """Why the requests of a body would be too late on an idle server too, and how late."""
+        alone = Forecast(self._alone(needs), self._stream(requests))
+        why = self._broken_by(requests[0], *alone)
+        return None if why is None else (why, alone)
 
     def _alone(self, needs: Sequence[_Need]) -> float:
         """Seconds within which prompts that need so much could be promised on an idle server."""

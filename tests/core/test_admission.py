@@ -576,6 +576,24 @@ def test_of_prompts_that_are_all_alike_none_is_refused_for_its_length() -> None:
     assert not any(LONG in str(error) for error in machine.refused.values())
 
 
+@pytest.mark.parametrize(
+    ("length", "deadlines"), [(1500, Slo(ttft=0.2)), (50, Slo(ttft=2.0, tpot=1e-4))]
+)
+@pytest.mark.parametrize("degrade", [False, True])
+def test_who_asks_for_what_can_never_be_kept_makes_no_shortage(
+    length: int, deadlines: Slo, degrade: bool
+) -> None:
+    machine = house()
+    door = machine.admission
+    for i in range(12):
+        door.judge(ask(f"s{i}", 60, 4, slo=CHAT), 0.0)
+    wanted = replace(deadlines, degrade=degrade)
+    for i in range(40):
+        with contextlib.nullcontext() if degrade else pytest.raises(TooTight):
+            door.judge(ask(f"x{i}", length, 2, slo=wanted), 0.0)
+    door.judge(ask("long", 600, 4, slo=CHAT), 0.0)
+
+
 def test_while_there_is_time_for_all_a_long_prompt_may_have_all_that_is_left() -> None:
     machine = house()
     machine.at(*(ask(f"r{i}", 60, 4, slo=CHAT) for i in range(12)))
