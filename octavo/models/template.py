@@ -218,6 +218,13 @@ class _Compiled:
         except jinja2.TemplateError as error:
             at = f" (line {line})" if (line := getattr(error, "lineno", None)) else ""
             raise ModelError(f"the model's chat template does not compile: {error}{at}") from error
+        # What jinja2 leaves to Python: loops in each other twenty deep, a name given twice, numbers
+        # of thousands of digits. The lines of that are of what jinja2 made, not of the source.
+        except (SyntaxError, ValueError, OverflowError) as error:
+            what = error.msg if isinstance(error, SyntaxError) else error
+            raise ModelError(f"the model's chat template does not compile: {what}") from error
+        except RecursionError as error:
+            raise ModelError("the model's chat template is nested too deeply") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """Raises InvalidRequest and ModelError only."""
@@ -249,7 +256,7 @@ def template_file(path: str) -> str:
     """The chat template in a file, which is to stand for a model's own. Raises `InvalidRequest` for
     what cannot be read, does not compile or looks at no messages."""
     try:
-        source = Path(path).read_text(encoding="utf-8")
+        source = Path(path).read_text(encoding="utf-8-sig")  # a byte order mark is no text
         if "messages" in _Compiled(source).reads:
             return source
         why = "this is no chat template: it never looks at `messages`"
@@ -259,8 +266,6 @@ def template_file(path: str) -> str:
         why = in_words(error)
     except ModelError as error:
         why = str(error).removeprefix("the model's chat template ")
-    except RecursionError:
-        why = "it is nested too deeply"
     raise InvalidRequest(f"--chat-template {path}: {why}", "chat_template")
 
 

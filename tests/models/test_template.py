@@ -348,6 +348,14 @@ BAD_FILES: list[tuple[bytes, str]] = [
     (b"You are a helpful assistant.", "never looks at `messages`"),
     (b"", "never looks at `messages`"),
     (b"\xff\xfe{{ messages }}", "not UTF-8"),
+    # What is for Python to refuse, in what jinja2 makes of it.
+    (b"{% for m in messages %}" * 25 + b"{% endfor %}" * 25, "does not compile: .* nested"),
+    (b"{% if messages %}" * 150 + b"{% endif %}" * 150, "does not compile: .* indentation"),
+    (b"{{ messages }}{% macro a(x, x) %}{% endmacro %}", "does not compile: duplicate"),
+    (b"{{ f(messages, a=1, a=2) }}", "does not compile: keyword argument repeated"),
+    (b"{{ messages }}{% break %}", "does not compile: 'break'"),
+    (b"{{ messages[" + b"9" * 5000 + b"] }}", "does not compile: .* digits"),
+    (b"{{ messages + " + b"-" * 3000 + b"1 }}", "nested too deeply"),
 ]
 
 
@@ -359,6 +367,18 @@ def test_a_file_that_is_no_template_is_refused_by_name(
     path.write_bytes(content)
     with pytest.raises(InvalidRequest, match=rf"^--chat-template {path}: .*{why}"):
         template_file(str(path))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jinja"
+    path.write_bytes(b"\xef\xbb\xbf" + OURS.encode())
+    assert template_file(str(path)) == OURS
+
+
+@pytest.mark.parametrize("content", [text for text, why in BAD_FILES if "nested" in why])
+def test_a_models_own_template_that_python_refuses_is_the_models_fault(content: bytes) -> None:
+    with pytest.raises(ModelError, match="nested"):
+        ChatTemplate(_shared().with_template(content.decode())).ids([USER])
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
