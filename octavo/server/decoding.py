@@ -24,6 +24,7 @@ Ignored = tuple[str, ...]  # names of fields that were there and are unknown
 
 IGNORED_HEADER = b"x-octavo-ignored"
 MOST_NAMED = 16
+MOST_NAME = 64  # characters of a name that a stranger chose, in a message
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 # The values of refused fields that ask for nothing but what happens anyway.
@@ -311,7 +312,8 @@ def _named(cls: type[msgspec.Struct], message: str, raw: Any) -> InvalidRequest:
     missing = re.search(r"missing required field `(.*)`", text)
     found = unknown or missing
     if found:
-        param = f"{param}.{found[1]}" if param else found[1]
+        name = found[1] if len(found[1]) <= MOST_NAME else found[1][:MOST_NAME] + "..."
+        param = f"{param}.{name}" if param else name
     if unknown:
         return Unsupported(f"unknown field {param}", param)
     if missing:

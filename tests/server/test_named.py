@@ -182,6 +182,31 @@ def test_a_field_is_called_as_its_own_api_calls_it(path: str, name: str, value: 
     assert error["message"].startswith(named)
 
 
+@pytest.mark.parametrize("path", BODIES)
+def test_a_long_name_of_a_field_is_shortened(path: str) -> None:
+    """Where it is not merely ignored: anywhere by a strict server, and in what is our own."""
+    long, seen = "n" * 100_000, 0
+    info = inspect.type_info(BODIES[path])
+    assert isinstance(info, inspect.StructType)
+    bodies: list[dict[str, Any]] = [{long: 1}]
+    for field in info.fields:
+        for one in kinds(field.type):
+            if isinstance(one, inspect.StructType):
+                bodies.append({field.encode_name: small(one) | {long: 1}})
+
+    async def main() -> None:
+        nonlocal seen
+        for strict in (False, True):
+            async with inside(House(strict=strict)) as client:
+                for body in bodies:
+                    answer = await client.post(path, json=GOOD[path] | body)
+                    seen += "unknown field" in answer.text
+                    assert len(answer.content) < 2000, (strict, list(body))
+
+    asyncio.run(main())
+    assert seen > 0
+
+
 def test_a_long_value_is_shortened_and_a_long_list_shows_what_is_wrong_in_it() -> None:
     async def main() -> Any:
         async with inside(House()) as client:
