@@ -487,8 +487,8 @@ class Admission:
     def _places(self, tenant: str, now: float) -> list[tuple[float, float, float]]:
         """The places that hold off a newcomer of that tenant: one kept for a tenant that would give
         way to it could not be taken by it either."""
-        gives_way = self._scheduler.gives_way
-        return self.kept.backlog(now, lambda holder: gives_way(holder, tenant))
+        give_way = self._scheduler.give_way
+        return self.kept.backlog(now, lambda holders: give_way(holders, tenant))
 
     def _wait_for_room(self, rows: int, blocks: int, steps: _Steps) -> float:
         """Seconds until so many rows and blocks come free, that are wanted and not there: the

@@ -327,9 +327,10 @@ class Fair:
         part = min(1.0, weights.get(other, 1.0) / weights.get(tenant, 1.0))
         return max(0.0, BURST * chance * part * seconds)
 
-    def gives_way(self, tenant: str, other: str) -> bool:
-        """Whether it got so much more than the other that its prompts wait for that one's."""
-        return tenant != other and self._counter(tenant) > self._standing(other) + EQUAL
+    def give_way(self, tenants: Collection[str], other: str) -> Collection[str]:
+        """Those that got so much more than the other that their prompts wait for that one's."""
+        far = self._standing(other) + EQUAL
+        return {one for one in tenants if one != other and self._counter(one) > far}
 
     def backlog(self) -> list[tuple[float, float]]:
         """Of all tenants: whoever goes first, by then so much has to be done."""

@@ -19,7 +19,7 @@ Sans-IO: no clock, told `now`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
@@ -150,13 +150,13 @@ class Kept:
         return False
 
     def backlog(
-        self, now: float, skip: Callable[[str], bool] = lambda _: False
+        self, now: float, skip: Callable[[set[str]], Collection[str]] = lambda _: ()
     ) -> list[tuple[float, float, float]]:
         """(due, seconds of prefill, when that must be done) of each place; those whose time is over
-        are given up. skip: tenants whose places do not count."""
+        are given up. skip: of the tenants that have places, those whose do not count."""
         self._give_up(now)
         places = self._places.values()
-        skipped = {one for one in {place.tenant for place in places} if skip(one)}
+        skipped = skip({place.tenant for place in places})
         return [(one.due, one.seconds, one.by) for one in places if one.tenant not in skipped]
 
     def _give_up(self, now: float) -> None:

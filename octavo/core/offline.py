@@ -12,7 +12,7 @@ they run like anybody.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from math import inf
 
@@ -86,8 +86,8 @@ class Behind:
     def ahead(self, due: float, tenant: str, work: float) -> float:
         return self.within.ahead(due, tenant, work)
 
-    def gives_way(self, tenant: str, other: str) -> bool:
-        return self.within.gives_way(tenant, other)
+    def give_way(self, tenants: Collection[str], other: str) -> Collection[str]:
+        return self.within.give_way(tenants, other)
 
     def backlog(self) -> list[tuple[float, float]] | None:
         return self.within.backlog()

@@ -100,8 +100,8 @@ class Order(Protocol):
         as long as it has `work` seconds to do, between its parts."""
         ...
 
-    def gives_way(self, tenant: str, other: str) -> bool:
-        """Whether what a tenant wants waits for what another does, whenever either is due."""
+    def give_way(self, tenants: Collection[str], other: str) -> Collection[str]:
+        """Those of the tenants whose prompts wait for another's, whenever either is due."""
         ...
 
     def backlog(self) -> list[tuple[float, float]] | None:
@@ -260,8 +260,8 @@ class Standing:
         house = self._house
         return sum(house.prefill_seconds(0, len(seq.tokens)) for seq in self._waiting)
 
-    def gives_way(self, tenant: str, other: str) -> bool:
-        return False
+    def give_way(self, tenants: Collection[str], other: str) -> Collection[str]:
+        return ()
 
     def backlog(self) -> None:
         return None

@@ -23,7 +23,7 @@ No tensors, no clock (`now` is given), no threads, no logging.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
 from math import inf
 from typing import NamedTuple
@@ -597,9 +597,9 @@ class Scheduler:
         """The door refused one of a tenant's: it is there, and others are to leave it something."""
         self._order.met(tenant, now)
 
-    def gives_way(self, tenant: str, other: str) -> bool:
-        """Whether what a tenant wants waits for what another does, whenever either is due."""
-        return self._order.gives_way(tenant, other)
+    def give_way(self, tenants: Collection[str], other: str) -> Collection[str]:
+        """Those of the tenants whose prompts wait for another's, whenever either is due."""
+        return self._order.give_way(tenants, other)
 
     def spared(self, tenant: str) -> int:
         """Rows of a step that one more of a tenant's must leave to others."""

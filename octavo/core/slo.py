@@ -219,8 +219,8 @@ class Earliest:
         last = _bucket(due)
         return sum([s for bucket, s in self._ledger.copy().items() if bucket <= last])
 
-    def gives_way(self, tenant: str, other: str) -> bool:
-        return False
+    def give_way(self, tenants: Collection[str], other: str) -> Collection[str]:
+        return ()
 
     def backlog(self) -> list[tuple[float, float]]:
         # Most steps change nothing here. The door's thread asks, so what it keeps says of when it

@@ -355,6 +355,19 @@ def test_a_place_holds_off_nobody_who_got_far_less_than_its_holder(ahead: float)
     assert len(gate._places("flood", 0.0)) == 1
 
 
+def test_a_newcomer_is_placed_once_however_many_places_are_kept() -> None:
+    """For that all who wait are looked at."""
+    gate = Admission(Clocked(fair(within=slo()), FAST, **ROWS).scheduler)
+    order = gate.scheduler._order
+    for i in range(20):
+        gate.kept.keep(i, Wanted(f"t{i}", 0.001, 60.0), 50.0, 1.0 + i, 0.0)
+        order.counters[f"t{i}"] = 9000.0 * (i % 2)
+    placed, place = [], order._entrance.place
+    order._entrance.place = lambda *given: placed.append(given) or place(*given)
+    assert len(gate._places("new", 0.0)) == len(gate.kept) // 2 == 10
+    assert len(placed) == 1
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_beside_a_flood_promises_are_kept_and_the_quiet_one_is_let_in(seed: int) -> None:
     """Of a tenant that asks for a tenth of what another does nearly all is in time, as it is
