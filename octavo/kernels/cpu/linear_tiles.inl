@@ -203,10 +203,6 @@ class Procession {
   template <int i>
   inline __attribute__((always_inline)) void turn(const Piece<T>& x, int64_t b) {
     multiply<T, i>(x, b, high_);
-    const int64_t part = b * TURNS + i - LAG;
-    const int64_t late = part + CHUNK * TURNS;
-    if (part < 0 && count_ > 1) add(two_before_, late, late + 1, count_);
-    if (part >= 0 && count_ > 0) add(before_, part, part + 1, count_ - 1);
     float* mine = sums_[count_ % 2].of[b][i][0];
     constexpr int stored = (i + LAG) % TURNS;
     if constexpr (i < LAG) {
@@ -215,6 +211,10 @@ class Procession {
     } else {
       tile_store<Tile(SUM0 + stored)>(mine - LAG * TILE * 16, 64);
     }
+    const int64_t part = b * TURNS + i - LAG;
+    const int64_t late = part + CHUNK * TURNS;
+    if (part < 0 && count_ > 1) add(two_before_, late, late + 1, count_);
+    if (part >= 0 && count_ > 0) add(before_, part, part + 1, count_ - 1);
   }
   inline __attribute__((always_inline)) void add(const Piece<T>& x, int64_t from, int64_t to,
                                                  int64_t piece) {
@@ -267,13 +267,17 @@ void run_segment(const Weights<T>* w, int64_t chunks, const Acts& a, int64_t b0,
   each([](float* out, const float* own) { store(out, load(own)); });
 }
 
+// A thread's unpacked segment: too large for the stacks that some systems give to threads.
+alignas(64) thread_local uint8_t unpacked[SEGMENT * 4 * sizeof(TileBlock)];
+
 template <class T>
 void linear_tiles(const PackedWeight& weight, int64_t panel0, int64_t panel1, const Acts& a,
                   int64_t row0, int64_t row1, float* out, int64_t ld) {
   if (row0 >= row1) return;
   constexpr int64_t P = TileType<T>::kPanels;
   const TileShape shape(TILE, TileType<T>::kHalves ? 8 : 16);
-  Weights<T> w[SEGMENT / CHUNK];
+  static_assert(sizeof(Weights<T>) * SEGMENT / CHUNK <= sizeof unpacked);
+  auto* w = reinterpret_cast<Weights<T>*>(unpacked);
   const int64_t tile1 = (row1 + TILE - 1) / TILE;
   for (int64_t p0 = panel0; p0 < panel1; p0 += P) {
     const int panels = static_cast<int>(P < panel1 - p0 ? P : panel1 - p0);
