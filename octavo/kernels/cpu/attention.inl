@@ -341,7 +341,8 @@ OCTAVO_INLINE void put_pair(int8_t* out, F x, F inverse, I* sums) {
 
 // The tokens' scales of V go into P, after the sum.
 template <>
-[[maybe_unused]] RowSum softmax_row<Bytes>(AttendScratch& x, int row, float scale, Span see, const SplitKv& kv) {
+[[maybe_unused]] RowSum softmax_row<Bytes>(AttendScratch& x, int row, float scale, Span see,
+                                           const SplitKv& kv) {
   float* s = x.scores[row];
   auto* p = reinterpret_cast<int8_t*>(x.p[row]);
   const bool any = see.lo < see.hi;
@@ -467,8 +468,8 @@ void attend_split(const AttendArgs& a, int64_t row0, int rows, int64_t split, co
 // Split by split, all tiles with each, so that keys and values come from the second cache for all
 // tiles but the first.
 template <class P>
-void attend_as(const AttendArgs& a, int64_t row0, int rows, SplitRange splits, const Upcoming& next,
-            float* state) {
+void attend_as(const AttendArgs& a, int64_t row0, int rows, SplitRange splits,
+               const Upcoming& next, float* state) {
   AttendScratch x;
   Queries queries[UNIT_TILES];
   const int64_t last = (a.start + (row0 + rows - 1) / a.group) / KV_BLOCK;

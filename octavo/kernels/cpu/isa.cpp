@@ -43,8 +43,8 @@ constexpr bool all(uint32_t word, uint32_t bits) { return (word & bits) == bits;
 constexpr uint32_t bit(int i) { return uint32_t(1) << i; }
 
 // Leaf 1 ecx: 12 FMA, 27 OSXSAVE, 28 AVX, 29 F16C. Leaf 7 ebx: 5 AVX2, 8 BMI2, 16 F, 17 DQ, 30 BW,
-// 31 VL; ecx: 1 VBMI, 11 VNNI; edx: 22 AMX-BF16, 24 AMX-TILE. Leaf 7.1 eax: 5 BF16. XCR0: 1-2 ymm,
-// 5-7 zmm, 17-18 tiles.
+// 31 VL; ecx: 1 VBMI, 11 VNNI; edx: 22 AMX-BF16, 24 AMX-TILE, 25 AMX-INT8 (the probe's). Leaf 7.1
+// eax: 5 BF16. XCR0: 1-2 ymm, 5-7 zmm, 17-18 tiles.
 Features detect() {
   uint32_t a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !all(c, bit(12) | bit(27) | bit(28) | bit(29))) return {};
@@ -52,7 +52,8 @@ Features detect() {
   if ((saved & 0x6) != 0x6) return {};
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !all(b, bit(5) | bit(8))) return {};
   Features f{true, false, false};
-  const bool tiles = all(d, bit(22) | bit(24)) && all(uint32_t(saved), bit(17) | bit(18));
+  const bool tiles = all(d, bit(22) | bit(24) | bit(25)) &&
+                     all(uint32_t(saved), bit(17) | bit(18));
   const bool wide = all(b, bit(16) | bit(17) | bit(30) | bit(31)) && all(c, bit(1) | bit(11));
   if (!wide || (saved & 0xE6) != 0xE6 || a < 1) return f;
   if (!__get_cpuid_count(7, 1, &a, &b, &c, &d)) return f;
