@@ -46,13 +46,14 @@ class House:
         policy: Policy = fcfs(),
         dialect: Dialect = PLAIN,
         keys: Keys | None = None,
+        clock: Callable[[], float] = time.monotonic,
         **config: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
         self.tokenizer = tokenizer or FakeTokenizer()
         self.scheduler = Scheduler(self.executor.capacity, policy, drafter=drafter)
         self.engine = Engine(self.executor, self.scheduler)
-        self.driver = Driver(self.engine, timings=self.scheduler.stats.take_timings)
+        self.driver = Driver(self.engine, clock=clock, timings=self.scheduler.stats.take_timings)
         speculates = drafter is not None
         self.grammars = Grammars(self.tokenizer, VOCAB, TRIAL)
         capacity, weights = self.executor.capacity, "fake-weights"

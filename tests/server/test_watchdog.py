@@ -18,49 +18,74 @@ from tests.server.test_life import CHAT, wait_for
 
 
 class Hanging(FakeExecutor):
-    """Its step comes back only while `free` is set."""
+    """Its step comes back only while `free` is set; `hangs` is set once one is under way."""
 
     def __init__(self) -> None:
         super().__init__()
         self.free = threading.Event()
+        self.hangs = threading.Event()
 
     def collect(self) -> StepResult:
-        self.free.wait(30)
+        self.hangs.set()
+        self.free.wait(60)
         return super().collect()
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name == "octavo.watchdog"]
 
 
 def test_a_stall_is_reported_once_and_readiness_comes_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    executor = Hanging()
+    """By a clock of the test's: a slow machine makes no stall, and no second one."""
+    executor, now = Hanging(), [100.0]
     caplog.set_level(logging.INFO, "octavo")
-    with outside(House(executor, port=0, stall=0.3)) as house, ThreadPoolExecutor() as pool:
+    house = House(executor, clock=lambda: now[0], port=0, stall=0.3)
+    with outside(house), ThreadPoolExecutor() as pool:
         assert httpx.get(house.url + "/ready").status_code == 200
         work = pool.submit(httpx.post, house.url + CHAT, json=chat("secret", max_tokens=3))
-        assert wait_for(lambda: httpx.get(house.url + "/ready").status_code == 503)
+        assert executor.hangs.wait(60)
+        now[0] += 0.25
+        assert httpx.get(house.url + "/ready").status_code == 200, "not yet"
+        now[0] += 0.25
         assert httpx.get(house.url + "/ready").json() == {"status": "stalled"}
+        assert httpx.get(house.url + "/ready").status_code == 503
         assert httpx.get(house.url + "/health").status_code == 200
-        assert wait_for(lambda: "no step finished" in caplog.text)
-        (report,) = [r.getMessage() for r in caplog.records if "no step finished" in r.getMessage()]
+        assert wait_for(lambda: said(caplog))
+        (report,) = said(caplog)
+        assert report.startswith("no step finished for 0.5 s (--stall 0.3): ")
         assert "1 running, 0 waiting" in report
         assert "running: chatcmpl-" in report
         assert "thread octavo-engine:" in report
         assert "in collect" in report
         assert "secret" not in report
+        now[0] += 100.0  # it goes on, and has been told of
         executor.free.set()
         assert work.result().status_code == 200
-        assert wait_for(lambda: "steps finish again" in caplog.text)
+        assert wait_for(lambda: len(said(caplog)) > 1)
         assert httpx.get(house.url + "/ready").status_code == 200
-    said = [r.getMessage() for r in caplog.records if r.name == "octavo.watchdog"]
-    assert len(said) == 2
+    assert said(caplog) == [report, "steps finish again, after 100.5 s without one"]
+
+
+def test_the_machines_own_clock_tells_a_stall_too(caplog: pytest.LogCaptureFixture) -> None:
+    executor = Hanging()
+    caplog.set_level(logging.INFO, "octavo")
+    with outside(House(executor, port=0, stall=0.05)) as house, ThreadPoolExecutor() as pool:
+        work = pool.submit(httpx.post, house.url + CHAT, json=chat(max_tokens=3))
+        assert executor.hangs.wait(60)
+        assert wait_for(lambda: httpx.get(house.url + "/ready").status_code == 503)
+        assert wait_for(lambda: any("in collect" in line for line in said(caplog)))
+        executor.free.set()
+        assert work.result().status_code == 200
+        assert wait_for(lambda: httpx.get(house.url + "/ready").status_code == 200)
+        assert wait_for(lambda: said(caplog)[-1].startswith("steps finish again"))
 
 
 def test_an_idle_house_never_stalls() -> None:
     now = [0.0]
-    house = House()
-    house.driver.clock = lambda: now[0]
-    house.driver.progress = 0.0
-    dog = Watchdog(house.driver, house.scheduler, 1.0, lambda: now[0])
+    house = House(clock=lambda: now[0])
+    dog = Watchdog(house.driver, house.scheduler, 1.0)
     now[0] = 1e6
     dog.look()
     assert dog.stalled_since is None
