@@ -11,8 +11,9 @@ import codecs
 import hashlib
 import json
 import struct
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from octavo.core.batch import Batch, Row, RowResult, SampleSpec, StepResult, Want
@@ -154,7 +155,12 @@ def fake_state(state: int) -> bytes:
 
 
 class FakeExecutor:
-    """Runs the fake model. `seconds` is how long a step takes; `fail` makes the next one fail."""
+    """Runs the fake model. `seconds` is how long a step takes; `fail` makes the next one fail.
+
+    No step ends while `gate` is closed (cleared): what a test wants to see of a running request,
+    or to do beside it, it does in the meantime, however slow the machine is. `halt`, asked before
+    every step ends, closes the gate when it says so.
+    """
 
     script = b""  # what every answer says, before an end, where the mask lets it
 
@@ -169,6 +175,9 @@ class FakeExecutor:
         )
         self.seconds = seconds
         self.fail: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.halt: Callable[[], bool] | None = None
         self.steps = 0
         self._slots: dict[int, int] = {}
         self._batch: Batch | None = None
@@ -183,6 +192,10 @@ class FakeExecutor:
     def collect(self) -> StepResult:
         batch, self._batch = self._batch, None
         assert batch is not None
+        if self.halt is not None and self.halt():
+            self.halt = None
+            self.gate.clear()
+        self.gate.wait(60.0)
         if self.fail is not None:
             raise self.fail
         if self.seconds:

@@ -30,7 +30,20 @@ from octavo.server.serve import Shutdown, bind, serve
 from octavo.server.service import Served
 from tests.server.fakes import VOCAB, FakeExecutor, FakeTokenizer, fake_template
 
-TRIAL = Trial()  # one process for all servers of a test run
+PATIENCE = 60.0  # seconds until a test that hangs is given up; no law is about it
+
+TRIAL = Trial(PATIENCE)  # one process for all servers of a test run
+
+
+def wait_for(condition: Callable[[], Any]) -> bool:
+    """Whether it came to be true. What a test is about it has to show otherwise: not by how long
+    this took."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.005)
+    return False
 
 
 class House:
@@ -47,6 +60,7 @@ class House:
         dialect: Dialect = PLAIN,
         keys: Keys | None = None,
         clock: Callable[[], float] = time.monotonic,
+        trial: Trial = TRIAL,
         **config: Any,
     ) -> None:
         self.executor = executor or FakeExecutor()
@@ -55,7 +69,7 @@ class House:
         self.engine = Engine(self.executor, self.scheduler)
         self.driver = Driver(self.engine, clock=clock, timings=self.scheduler.stats.take_timings)
         speculates = drafter is not None
-        self.grammars = Grammars(self.tokenizer, VOCAB, TRIAL)
+        self.grammars = Grammars(self.tokenizer, VOCAB, trial)
         capacity, weights = self.executor.capacity, "fake-weights"
         door = Door(self.tokenizer, capacity, VOCAB, weights, speculates, self.grammars)
         served = Served(
@@ -77,24 +91,32 @@ class House:
         self.app = App(served, self.driver, settings, metrics, keys, self.admission)
         self.shutdown: Callable[[], None] = lambda: None
         self.url = ""
+        self.loop: asyncio.AbstractEventLoop  # while it serves
 
     def held_blocks(self) -> float:
         return self.engine.snapshot()["blocks_held"]
 
-    def idle(self, seconds: float = 2.0) -> bool:
+    def idle(self) -> bool:
         """Wait until no sequence and no block is in use."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+
+        def nothing() -> bool:
             snapshot = self.engine.snapshot()
-            if not any(snapshot[k] for k in ("running", "waiting", "blocks_held")):
-                return True
-            time.sleep(0.005)
-        return False
+            return not any(snapshot[k] for k in ("running", "waiting", "blocks_held"))
+
+        return wait_for(nothing)
+
+    def later(self, seconds: float) -> None:
+        """So much time passes at once for the event loop's timers: heads and bodies that must have
+        come, requests that must have ended. Clocks of ours are another matter: see `clock`."""
+        real = self.loop.time
+        self.loop.time = lambda: real() + seconds  # type: ignore[method-assign]
+        self.loop.call_soon_threadsafe(lambda: None)  # or it would sleep on
 
 
 @contextlib.asynccontextmanager
 async def inside(house: House, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
     """A client wired straight to the application."""
+    house.loop = asyncio.get_running_loop()
     house.app.start()
     transport = httpx.ASGITransport(house.app)
     try:
@@ -115,19 +137,20 @@ def outside(house: House) -> Iterator[House]:
 
     async def main() -> None:
         shutdown, loop = Shutdown(), asyncio.get_running_loop()
+        house.loop = loop
         house.shutdown = lambda: loop.call_soon_threadsafe(shutdown.ask)
         await serve(house.app, bound, shutdown, up.set)
 
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
-    assert up.wait(10)
+    assert up.wait(PATIENCE)
     try:
         yield house
     finally:
         for _ in range(2):
             with contextlib.suppress(RuntimeError):
                 house.shutdown()
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 

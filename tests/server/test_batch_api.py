@@ -23,7 +23,7 @@ from octavo.server.ledger import Ledger
 from octavo.server.shift import Shift
 from octavo.server.store import Batch, Page, Row, Settled, Store, StoredFile
 from tests.server.fakes import FakeExecutor
-from tests.server.house import House, chat, completion, outside
+from tests.server.house import PATIENCE, House, chat, completion, outside
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
@@ -37,7 +37,9 @@ def house(folder: Path, executor: FakeExecutor | None = None, **config: Any) -> 
 
 
 def client(standing: House, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=standing.url + "/v1", api_key=key, max_retries=0, timeout=30)
+    return openai.OpenAI(
+        base_url=standing.url + "/v1", api_key=key, max_retries=0, timeout=PATIENCE
+    )
 
 
 def line(id: str, body: dict[str, Any], url: str = CHAT) -> dict[str, Any]:
@@ -318,7 +320,7 @@ def test_batches_hold_at_most_half_of_the_rows_and_others_go_first(tmp_path: Pat
         followed(by, batch.id, lambda _: standing.scheduler.num_running >= 8)
         before = by.batches.retrieve(batch.id).request_counts.completed
         for _ in range(3):
-            answer = httpx.post(standing.url + CHAT, json=chat("now", max_tokens=8), timeout=30)
+            answer = httpx.post(standing.url + CHAT, json=chat("now", max_tokens=8))
             assert answer.status_code == 200
         after = by.batches.retrieve(batch.id)
         assert after.status == "in_progress"

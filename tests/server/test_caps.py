@@ -24,8 +24,8 @@ from octavo.errors import InvalidRequest, Overloaded
 from octavo.server import wire
 from octavo.server.wire import most_files
 from tests.server.fakes import FakeExecutor
-from tests.server.house import House, chat, completion, inside, outside
-from tests.server.test_life import CHAT, LONG, raw, running, wait_for
+from tests.server.house import PATIENCE, House, chat, completion, inside, outside, wait_for
+from tests.server.test_life import CHAT, LONG, raw, running
 
 pytestmark = pytest.mark.anyio
 COMPLETIONS = "/v1/completions"
@@ -111,7 +111,21 @@ def test_a_body_of_megabytes_that_is_still_parsed_keeps_no_others_out() -> None:
 
 def connect(house: House) -> socket.socket:
     host, port = house.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes came at a time into the server, and have been dealt with."""
+    sizes: list[int] = []
+    real = wire._Wire.data_received
+
+    def data_received(self: wire._Wire, data: bytes) -> None:
+        real(self, data)
+        sizes.append(len(data))
+
+    monkeypatch.setattr(wire._Wire, "data_received", data_received)
+    return sizes
 
 
 def answer(made: socket.socket) -> tuple[int, dict[str, Any]]:
@@ -231,14 +245,16 @@ CHUNKED = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n".e
     "begun",
     [b"0\r\n", b"0\r\nx:", b"0\r\nx: 1\r\n", b"5;", b"1\r\na\r\n0\r\ny:", b"1\r\na\r\n2;x="],
 )
-def test_what_has_no_end_beside_a_body_is_refused(begun: bytes) -> None:
+def test_what_has_no_end_beside_a_body_is_refused(begun: bytes, taken: list[int]) -> None:
     """A trailer's name or value, a chunk's extension: a parser keeps, or waits, as long as it
     comes."""
     with outside(House(port=0, max_head=4000)) as house, connect(house) as made:
-        made.sendall(CHUNKED + b"\r\n" + begun)
-        for _ in range(2):
-            made.sendall(b"a" * 4001)
-            time.sleep(0.05)  # or all of it comes in one piece, that has the body's end in it
+        sent = 0
+        for piece in (CHUNKED + b"\r\n" + begun + b"a" * 4001, b"a" * 4001):
+            made.sendall(piece)
+            sent += len(piece)
+            # Or all of it comes in one piece, that has the body's end in it.
+            assert wait_for(lambda sent=sent: sum(taken) == sent)
         status, told = answer(made)
         assert (status, told["error"]["code"]) == (431, "head_too_large")
 
@@ -255,21 +271,27 @@ def test_a_trailer_is_no_header() -> None:
         assert replied(made) == 400
 
 
-def test_a_head_that_does_not_come_is_closed() -> None:
-    with outside(House(port=0, head_timeout=0.3)) as house:
+def test_a_head_that_does_not_come_is_closed(taken: list[int]) -> None:
+    with outside(House(port=0, head_timeout=30.0)) as house:
         silent, slow = connect(house), connect(house)
         slow.sendall(b"GET /health HT")
+        assert httpx.get(house.url + "/health").status_code == 200  # they were let in before it
+        house.later(30.0)
         for made in (silent, slow):
             status, body = answer(made)
             assert (status, body["error"]["code"]) == (408, "head_timeout")
             made.close()
         with httpx.Client(base_url=house.url) as client:
             assert client.get("/health").status_code == 200
-            time.sleep(0.5)  # between two requests it may be silent for longer
+            house.later(40.0)  # between two requests it may be silent for longer
             assert client.get("/health").status_code == 200
         with connect(house) as made:  # a second head on the same connection has its time too
-            made.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /he")
-            got = b""
+            made.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            got = made.recv(65536)
+            taken.clear()
+            made.sendall(b"GET /he")
+            assert wait_for(lambda: taken)
+            house.later(30.0)
             while b"408" not in got:
                 part = made.recv(65536)
                 assert part, got
@@ -338,7 +360,7 @@ def test_a_client_that_goes_on_sending_does_not_do_so_for_ever(
         with outside(House(port=0, max_body=1000)) as house, connect(house) as made:
             head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{closing}content-length: 99999999\r\n\r\n"
             made.sendall(head.encode())
-            end = time.monotonic() + 9
+            end = time.monotonic() + PATIENCE
             with contextlib.suppress(OSError):  # a reset, or a broken pipe
                 while time.monotonic() < end:
                     made.sendall(b"x" * 1000)
@@ -373,7 +395,7 @@ def test_nonsense_behind_a_request_ends_it_and_disturbs_nobody(
         if stream:
             assert b"200 OK" in made.recv(1000)
         made.sendall(sent)
-        with httpx.Client(base_url=house.url, timeout=10) as client:
+        with httpx.Client(base_url=house.url) as client:
             text = client.post(CHAT, json=chat(stream=True, max_tokens=50, ignore_eos=True)).text
         assert "[DONE]" in text
         assert house.idle()
@@ -382,23 +404,16 @@ def test_nonsense_behind_a_request_ends_it_and_disturbs_nobody(
 
 
 @pytest.mark.parametrize("rest", ["an empty line", "the rest of a body"])
-def test_an_idle_connection_is_closed_whatever_came_last(
-    rest: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made_before = wire._Wire.connection_made
-
-    def connection_made(self: wire._Wire, transport: Any) -> None:
-        self.timeout_keep_alive = 0.3  # type: ignore[assignment]
-        made_before(self, transport)
-
-    monkeypatch.setattr(wire._Wire, "connection_made", connection_made)
+def test_an_idle_connection_is_closed_whatever_came_last(rest: str, taken: list[int]) -> None:
     length = 2000 if "body" in rest else 0
     head = f"POST /v1/none HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n"
     with outside(House(port=0)) as house, connect(house) as made:
         made.sendall(head.encode())
         assert b"404" in made.recv(65536)
+        taken.clear()
         made.sendall(b"x" * length or b"\r\n")
-        made.settimeout(5)
+        assert wait_for(lambda: sum(taken) == (length or 2))
+        house.later(76.0)  # than which serve.py lets none be idle longer
         while made.recv(65536):
             pass  # its answer may come in two parts
 
@@ -413,15 +428,13 @@ def test_one_connection_too_many_is_told_to_come_back() -> None:
             status, body = answer(made)
             assert (status, body["error"]["code"]) == (503, "server_overloaded")
         held.pop().close()
-        end = time.monotonic() + 5
-        while time.monotonic() < end:
-            try:
-                assert httpx.get(house.url + "/health").status_code == 200
-                break
-            except (AssertionError, httpx.TransportError):
-                time.sleep(0.02)
-        else:
-            raise AssertionError("the place was not free again")
+
+        def let_in() -> bool:
+            with contextlib.suppress(httpx.TransportError):
+                return httpx.get(house.url + "/health").status_code == 200
+            return False
+
+        assert wait_for(let_in), "the place was not free again"
         for made in held:
             made.close()
 

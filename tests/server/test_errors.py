@@ -664,7 +664,10 @@ def test_one_choice_that_fails_ends_its_siblings(
             body = chat(n=4, stop="x", max_tokens=1500, ignore_eos=True, stream=stream)
             answer = await client.post(CHAT, json=body)
             assert answer.status_code == (200 if stream else 500)
-            assert house.idle(0.5)
+            assert house.idle()
+            counted = house.engine.snapshot()
+            assert counted["aborted"] == 3
+            assert counted["output_tokens"] < 1500, "not to their ends"
 
     asyncio.run(main())
 
@@ -687,10 +690,11 @@ def test_a_lost_engine_tells_everybody_and_health_says_no() -> None:
     async def main() -> None:
         house = House(FakeExecutor(seconds=0.005))
         async with inside(house) as client:
-            long = {"max_tokens": 1500, "ignore_eos": True}
+            long, tickets = {"max_tokens": 1500, "ignore_eos": True}, house.driver.tickets
             plain = asyncio.create_task(client.post(CHAT, json=chat("a", **long)))
             stream = asyncio.create_task(client.post(CHAT, json=chat("b", stream=True, **long)))
-            await asyncio.sleep(0.1)
+            while not (len(tickets) == 2 and any(ticket.touched for ticket in tickets)):
+                await asyncio.sleep(0.001)
             house.executor.fail = EngineError("the device is gone")
             answer = await plain
             assert answer.status_code == 500

@@ -21,8 +21,8 @@ import pytest
 from octavo.core.batch import RowResult, StepResult
 from octavo.core.request import SamplingParams
 from tests.server.fakes import FakeExecutor, expected, expected_text, fake_template
-from tests.server.house import House, chat, events, inside, outside
-from tests.server.test_life import CHAT, raw, wait_for
+from tests.server.house import PATIENCE, House, chat, events, inside, outside, wait_for
+from tests.server.test_life import CHAT, raw
 
 MODEL_PARAMS = SamplingParams(temperature=0, max_tokens=40)
 
@@ -97,14 +97,19 @@ def answer_of(response: httpx.Response) -> str | None:
 
 async def clean(house: House) -> None:
     """Nothing of any request is left anywhere."""
-    assert await asyncio.to_thread(house.idle, 5.0)
+    assert await asyncio.to_thread(house.idle)
     house.scheduler.check()
     service = house.app.service
-    for _ in range(100):
-        held = service.occupancy.live or service.bodies.held
-        if not held and not house.driver.tickets and not house.driver.busy:
-            break
-        await asyncio.sleep(0.01)
+
+    def held() -> Any:
+        return (
+            service.occupancy.live
+            or service.bodies.held
+            or house.driver.tickets
+            or house.driver.busy
+        )
+
+    assert await asyncio.to_thread(wait_for, lambda: not held())
     assert service.occupancy.live == 0
     assert not house.driver.tickets
     assert not house.driver.busy
@@ -227,7 +232,7 @@ def test_clients_that_leave_at_every_moment_harm_nobody() -> None:
         neighbours = Bystanders(house.url)
         left = []
         for cut in range(0, len(whole), 9):
-            made = socket.create_connection((host, int(port)), timeout=10)
+            made = socket.create_connection((host, int(port)), timeout=PATIENCE)
             made.sendall(whole[:cut])
             left.append(made)
             if cut % 2:
@@ -249,11 +254,14 @@ def test_clients_that_leave_at_every_moment_harm_nobody() -> None:
 def test_a_step_that_fails_tells_everybody_and_keeps_answering() -> None:
     """The executor is lost: that is no one request's fault. Nobody hangs, nobody gets a wrong
     token, probes and refusals go on."""
-    with outside(House(FakeExecutor(seconds=0.002), port=0)) as house:
+    with outside(House(FakeExecutor(seconds=0.005), port=0)) as house:
+        house.executor.gate.clear()
         clients = [
-            raw(house, chat(f"lost {i}", stream=True, max_tokens=500, ignore_eos=True))
+            raw(house, chat(f"lost {i}", stream=True, max_tokens=1500, ignore_eos=True))
             for i in range(4)
         ]
+        assert wait_for(lambda: len(house.driver.tickets) == 4)
+        house.executor.gate.set()
         assert wait_for(lambda: house.engine.snapshot()["running"] == 4)
         house.executor.fail = RuntimeError("the device is gone")
         for client in clients:

@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from tests.server.fakes import FakeExecutor
-from tests.server.house import House, completion, outside
-from tests.server.test_life import wait_for
+from tests.server.house import House, completion, outside, wait_for
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 COUNT = 500

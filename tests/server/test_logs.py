@@ -16,7 +16,7 @@ import pytest
 from octavo.server import logs
 from octavo.server.auth import Keys
 from octavo.server.traces import Trace
-from tests.server.house import House, chat, completion, inside, outside
+from tests.server.house import PATIENCE, House, chat, completion, inside, outside
 from tests.server.test_deadlines import slow, timed
 from tests.server.test_life import CHAT
 
@@ -152,7 +152,7 @@ def test_malformed_http_is_said_once_a_second() -> None:
     with logs.written("json", "info", out), outside(House(port=0)) as house:
         host, port = house.url.removeprefix("http://").split(":")
         for _ in range(30):
-            with socket.create_connection((host, int(port)), timeout=10) as made:
+            with socket.create_connection((host, int(port)), timeout=PATIENCE) as made:
                 made.sendall(b"NONSENSE\r\n\r\n")
                 assert made.recv(100).startswith(b"HTTP/1.1 400")
         assert httpx.post(house.url + CHAT, json=chat(max_tokens=1)).status_code == 200
@@ -170,7 +170,7 @@ class Stuck(io.StringIO):
         self.free = threading.Event()
 
     def write(self, text: str) -> int:
-        self.free.wait(20)
+        self.free.wait(PATIENCE)
         return super().write(text)
 
 

@@ -41,7 +41,7 @@ def house() -> Iterator[House]:
 
 @pytest.fixture(scope="module")
 def client(house: House) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=house.url, timeout=20) as made:
+    with httpx.Client(base_url=house.url) as made:
         yield made
 
 

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
 
 from octavo.server.openapi import EVENTS, OPERATIONS, Operation, document
 from tests.server.fakes import FakeExecutor
-from tests.server.house import House, chat, completion, outside
+from tests.server.house import PATIENCE, House, chat, completion, outside
 from tests.server.test_messages import body as message
 from tests.server.test_responses import body as response
 
@@ -105,7 +105,7 @@ def test_whatever_schemathesis_asks_is_answered_as_the_document_says(
     @law
     @given(cases(operation))
     def asked(case: Case) -> None:
-        answer = case.call(base_url=house.url, session=session, timeout=20)
+        answer = case.call(base_url=house.url, session=session, timeout=PATIENCE)
         case.validate_response(answer, checks=CHECKS)
 
     asked()

@@ -8,8 +8,7 @@ import gc
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ import jsonschema
 import pytest
 
 from octavo.errors import InvalidRequest
+from octavo.grammar.trial import Trial
 from tests.server.fakes import FakeExecutor
-from tests.server.house import House, chat, completion, events, inside, outside
+from tests.server.house import PATIENCE, House, chat, completion, events, inside, outside, wait_for
 
 pytestmark = pytest.mark.anyio
 
@@ -98,6 +98,17 @@ def test_text_asks_for_nothing_and_a_cap_is_a_length() -> None:
     assert cut.json()["choices"][0]["finish_reason"] == "length"
 
 
+class Hurried(Trial):
+    """Has no time for multiples of 999983, which take long, and all that others need."""
+
+    def _ask(self, line: bytes) -> dict[str, Any] | None:
+        self.seconds = 0.05 if b"999983" in line else PATIENCE
+        return super()._ask(line)
+
+
+HURRIED = Hurried()
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "xml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
@@ -124,7 +135,7 @@ def test_what_cannot_be_kept_is_a_400_that_names_the_field(
     fields: dict[str, Any], param: str
 ) -> None:
     for stream in (False, True):
-        (answer,) = post(chat(**fields, stream=stream))
+        (answer,) = post(chat(**fields, stream=stream), trial=HURRIED)
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert error["type"] == "invalid_request_error"
@@ -140,7 +151,7 @@ def test_neighbours_get_what_they_get_without_it() -> None:
     slow = {"type": "integer", "multipleOf": 999983}
     slow = {"type": "json_schema", "json_schema": {"schema": slow}}
     bad = [chat(response_format=FORMAT), impossible, chat(response_format=slow)]
-    answers = post(*bad, *others, executor=FakeExecutor(seconds=0.001))
+    answers = post(*bad, *others, executor=FakeExecutor(seconds=0.001), trial=HURRIED)
     assert [answer.json()["choices"] for answer in answers[3:]] == alone
     assert [answer.status_code for answer in answers[:3]] == [200, 400, 400]
     assert answers[1].json()["error"]["param"] == "structured_outputs"
@@ -161,20 +172,13 @@ def test_who_left_in_the_queue_of_grammars_holds_no_place() -> None:
         try:
             for one in sockets:
                 one.sendall(head.encode() + data)
-            assert eventually(lambda: service.occupancy.live == 3)
+            assert wait_for(lambda: service.occupancy.live == 3)
             for one in sockets:
                 one.close()
-            assert eventually(lambda: service.occupancy.live == 0)
+            assert wait_for(lambda: service.occupancy.live == 0)
         finally:
             free.set()
         assert httpx.post(house.url + "/v1/chat/completions", content=data).status_code == 200
-
-
-def eventually(true: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 5.0
-    while not true() and time.monotonic() < end:
-        time.sleep(0.005)
-    return true()
 
 
 SLOW = {"type": "integer", "multipleOf": 999983}
@@ -189,7 +193,7 @@ def held(house: House) -> Iterator[list[str]]:
     def find(key: Any) -> Any:
         if "999983" in key[1]:
             begun.append(key[1])
-            free.wait(20)
+            free.wait(PATIENCE)
             return InvalidRequest("it is slow")
         return real(key)
 
@@ -264,8 +268,12 @@ async def test_the_time_that_a_request_may_take_counts_its_grammar() -> None:
     house, path = House(), "/v1/chat/completions"
     async with inside(house) as by:
         with held(house) as begun:
-            late = await by.post(path, json=slowly(), headers={"x-octavo-timeout-ms": "50"})
-            assert begun
+            given = {"x-octavo-timeout-ms": "60000"}
+            asking = asyncio.create_task(by.post(path, json=slowly(), headers=given))
+            while not begun:
+                await asyncio.sleep(0.001)
+            house.later(60.0)
+            late = await asking
             assert late.status_code == 504
             assert late.json()["error"]["code"] == "request_timeout"
             assert house.app.service.occupancy.live == 0

@@ -82,7 +82,7 @@ def test_a_full_house_counts_no_tokens_either() -> None:
 def test_load_tells_of_what_runs_and_of_an_empty_house_after_it() -> None:
     async def main() -> tuple[dict[str, Any], dict[str, Any]]:
         house = House()
-        house.executor.seconds = 0.02
+        house.executor.gate.clear()
         async with inside(house) as client:
             body = {"model": "fake", "prompt": "x", "max_tokens": 60, "ignore_eos": True}
             work = asyncio.create_task(client.post("/v1/completions", json=body))
@@ -90,6 +90,7 @@ def test_load_tells_of_what_runs_and_of_an_empty_house_after_it() -> None:
             while not busy["sequences_running"]:
                 busy = (await client.get("/load")).json()
                 await asyncio.sleep(0.01)
+            house.executor.gate.set()
             await work
             await asyncio.to_thread(house.idle)
             return busy, (await client.get("/load")).json()

@@ -11,8 +11,8 @@ import pytest
 
 from octavo.server.traces import Trace
 from tests.server.fakes import FakeExecutor
-from tests.server.house import House, chat, completion, inside, outside
-from tests.server.test_life import CHAT, LONG, raw, running, wait_for
+from tests.server.house import House, chat, completion, inside, outside, wait_for
+from tests.server.test_life import CHAT, LONG, raw, running
 
 pytestmark = pytest.mark.anyio
 
@@ -108,9 +108,9 @@ async def test_server_timing_says_what_is_known() -> None:
 
 
 def test_one_that_waits_says_for_what() -> None:
-    executor = FakeExecutor(seconds=0.003, blocks=100)
+    executor = FakeExecutor(seconds=0.01, blocks=100)
     with outside(House(executor, port=0)) as house:
-        first = raw(house, chat("x" * 1400, stream=True, **LONG | {"max_tokens": 100}))
+        first = raw(house, chat("x" * 600, stream=True, **LONG | {"max_tokens": 900}))
         assert wait_for(lambda: running(house) == 1)
         second = raw(house, chat("y" * 1400, stream=True, **LONG | {"max_tokens": 100}))
         assert wait_for(lambda: house.engine.snapshot()["waiting"] == 1)

@@ -13,8 +13,8 @@ import pytest
 from octavo.core.batch import StepResult
 from octavo.server.watchdog import Watchdog
 from tests.server.fakes import FakeExecutor
-from tests.server.house import House, chat, outside
-from tests.server.test_life import CHAT, wait_for
+from tests.server.house import House, chat, outside, wait_for
+from tests.server.test_life import CHAT
 
 
 class Hanging(FakeExecutor):

@@ -15,7 +15,7 @@ import pytest
 from octavo.server.reply import Reply
 from octavo.server.wire import Writer
 from tests.server.fakes import FakeExecutor
-from tests.server.house import House, chat, completion, inside, outside
+from tests.server.house import PATIENCE, House, chat, completion, inside, outside
 from tests.server.test_life import CHAT
 
 ASKED: list[tuple[str, dict[str, Any]]] = [
@@ -114,7 +114,7 @@ def test_requests_that_come_before_the_last_answer_is_over_are_answered_in_turn(
             head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
             message += head % len(data) + data
         host, port = house.url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as made:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE) as made:
             made.sendall(message)
             got = b""
             while got.count(b"data: [DONE]") < 3:

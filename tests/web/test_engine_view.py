@@ -109,7 +109,7 @@ def test_it_finds_its_way_back_after_a_restart(visit: Visit) -> None:
         page.wait("document.querySelector('.state').classList.contains('lost')")
         with on_port(port) as second:
             page.wait(LIVE)
-            httpx.post(second.url + "/v1/chat/completions", json=chat("again"), timeout=20)
+            httpx.post(second.url + "/v1/chat/completions", json=chat("again"))
             page.wait("/of [1-9]\\d* tokens/.test(document.querySelector('.vitals').innerText)")
         page.errors.clear()  # the network's own lines about the lost connection
 
