@@ -11,6 +11,7 @@ import os
 import random
 import re
 import resource
+import signal
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,7 @@ from octavo.grammar.trial import Trial
 from octavo.grammar.worker import LIMITS
 from octavo.text import OutputText, StopWatcher, Together
 from tests.server.fakes import BOS, EOS, VOCAB, FakeTokenizer
+from tests.server.house import PATIENCE
 
 TOKENIZER = FakeTokenizer()
 PERSON: dict[str, Any] = {
@@ -42,7 +44,7 @@ PERSON: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def trial() -> Iterator[Trial]:
-    made = Trial()
+    made = Trial(PATIENCE)
     yield made
     made.close()
 
@@ -268,11 +270,13 @@ def test_best_effort_ignores_what_cannot_be_kept(grammars: Grammars) -> None:
 
 
 def test_what_takes_too_long_is_given_up_and_the_next_is_served() -> None:
-    trial = Trial(seconds=0.3)
+    trial = Trial(seconds=0.05)
     try:
         with pytest.raises(InvalidRequest, match="takes over"):
             trial.grammar("json", '{"type": "integer", "multipleOf": 999983}')
+        trial.seconds = PATIENCE
         assert trial.grammar("regex", "a")
+        trial.seconds = 0.05
         with pytest.raises(InvalidRequest, match="takes over"):
             trial.grammar("json", '{"type": "integer", "multipleOf": 999979}')
     finally:
@@ -280,19 +284,20 @@ def test_what_takes_too_long_is_given_up_and_the_next_is_served() -> None:
 
 
 def test_slowness_is_not_remembered() -> None:
-    trial = Trial(seconds=1e-6)
+    trial = Trial(seconds=0.05)
     grammars = Grammars(TOKENIZER, VOCAB, trial)
     try:
+        os.kill(trial._running().pid, signal.SIGSTOP)  # the slowest that there can be
         with pytest.raises(InvalidRequest, match="takes over"):
             grammars.compile(StructuredOutputs(regex="ab*"))
-        trial.seconds = 20.0
+        trial.seconds = PATIENCE
         assert grammars.compile(StructuredOutputs(regex="ab*"))
     finally:
         trial.close()
 
 
 def test_a_compiler_that_dies_is_replaced() -> None:
-    trial = Trial()
+    trial = Trial(PATIENCE)
     try:
         assert trial.grammar("regex", "a")
         assert trial._process is not None
@@ -307,7 +312,7 @@ def test_it_works_however_many_files_are_open() -> None:
     """A server with two thousand connections has descriptors above 1023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-    trial = Trial()
+    trial = Trial(PATIENCE)
     try:
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(open(os.devnull)) for _ in range(1100)]

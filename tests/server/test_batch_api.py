@@ -23,7 +23,7 @@ from octavo.server.ledger import Ledger
 from octavo.server.shift import Shift
 from octavo.server.store import Batch, Page, Row, Settled, Store, StoredFile
 from tests.server.fakes import FakeExecutor
-from tests.server.house import PATIENCE, House, chat, completion, outside
+from tests.server.house import PATIENCE, House, chat, completion, outside, wait_for
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
@@ -56,13 +56,19 @@ def started(by: openai.OpenAI, lines: list[Any], url: str = CHAT, **more: Any) -
 
 
 def followed(by: openai.OpenAI, id: str, until: Callable[[Any], bool] | None = None) -> Any:
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         batch = by.batches.retrieve(id)
         if batch.status in OVER or (until is not None and until(batch)):
             return batch
         time.sleep(0.01)
     raise AssertionError(f"the batch is still {batch.status}")
+
+
+def stands_still(standing: House, ended: int) -> None:
+    """No step ends any more, once so many sequences have, until the gate is opened."""
+    counted = standing.scheduler.stats.counters
+    standing.executor.halt = lambda: counted.length >= ended
 
 
 def results(by: openai.OpenAI, file: str | None) -> dict[str, Any]:
@@ -229,12 +235,14 @@ def test_every_line_that_is_wrong_is_told_up_to_a_hundred(tmp_path: Path) -> Non
 
 
 def test_a_cancelled_batch_keeps_what_is_done_and_lets_go_of_the_rest(tmp_path: Path) -> None:
-    with house(tmp_path, FakeExecutor(seconds=0.002)) as standing:
+    with house(tmp_path) as standing:
+        stands_still(standing, 4)
         by = client(standing)
         lines = [line(f"q{i}", chat(f"{i}", max_tokens=60, ignore_eos=True)) for i in range(120)]
         batch = started(by, lines)
         followed(by, batch.id, lambda b: b.request_counts.completed >= 4)
         assert by.batches.cancel(batch.id).status == "cancelling"
+        standing.executor.gate.set()
         batch = followed(by, batch.id)
         assert batch.status == "cancelled"
         assert batch.cancelled_at >= batch.cancelling_at
@@ -248,7 +256,8 @@ def test_a_cancelled_batch_keeps_what_is_done_and_lets_go_of_the_rest(tmp_path: 
 
 
 def test_a_batch_past_its_window_expires_with_what_is_done(tmp_path: Path) -> None:
-    with house(tmp_path, FakeExecutor(seconds=0.002)) as standing:
+    with house(tmp_path) as standing:
+        stands_still(standing, 2)
         by = client(standing)
         lines = [line(f"q{i}", chat(f"{i}", max_tokens=60, ignore_eos=True)) for i in range(200)]
         batch = started(by, lines)
@@ -256,6 +265,7 @@ def test_a_batch_past_its_window_expires_with_what_is_done(tmp_path: Path) -> No
         (shift,) = standing.app.service.lives
         assert isinstance(shift, Shift)
         shift._clock = shift._ledger._clock = lambda: time.time() + 25 * 3600
+        standing.executor.gate.set()
         batch = followed(by, batch.id)
         assert batch.status == "expired"
         rest = results(by, batch.error_file_id)
@@ -312,7 +322,7 @@ def test_a_request_without_a_seed_gives_the_same_text_after_a_restart(tmp_path: 
 
 
 def test_batches_hold_at_most_half_of_the_rows_and_others_go_first(tmp_path: Path) -> None:
-    executor = FakeExecutor(seconds=0.002)
+    executor = FakeExecutor(seconds=0.005)
     with house(tmp_path, executor) as standing:
         by = client(standing)
         lines = [line(f"q{i}", chat(f"{i}", max_tokens=200, ignore_eos=True)) for i in range(150)]
@@ -363,7 +373,7 @@ def test_a_keys_limits_hold_for_its_batches_and_hold_up_no_other_key(tmp_path: P
 
         assert followed(dan, single.id, alone).status == "completed"
         assert most <= 1
-        assert {meter.live for meter in meters._by_name.values()} == {0}
+        assert wait_for(lambda: {meter.live for meter in meters._by_name.values()} == {0})
         assert standing.idle()
 
 
@@ -371,17 +381,18 @@ def test_a_key_that_is_removed_has_its_batches_cancelled_and_no_others(tmp_path:
     keys = tmp_path / "keys"
     ann, bob = "ann key-of-ann-0123456789\n", "bob key-of-bob-0123456789\n"
     keys.write_text(ann + bob)
-    lines = [line(f"q{i}", chat(f"{i}", max_tokens=200, ignore_eos=True)) for i in range(40)]
-    slow = FakeExecutor(seconds=0.002)
-    with house(tmp_path / "store", slow, api_key_file=str(keys)) as standing:
+    lines = [line(f"q{i}", chat(f"{i}", max_tokens=40, ignore_eos=True)) for i in range(60)]
+    with house(tmp_path / "store", api_key_file=str(keys)) as standing:
+        stands_still(standing, 41)  # bob has 40: one of ann's at least, and not all of hers
         by = {who: client(standing, f"key-of-{who}-0123456789") for who in ("ann", "bob")}
-        run = {who: started(by[who], lines).id for who in by}
+        run = {who: started(by[who], lines[:n]).id for who, n in (("ann", 60), ("bob", 40))}
         unread = started(by["ann"], lines[:3]).id
         followed(by["ann"], run["ann"], lambda b: b.request_counts.completed >= 1)
         keys.write_text(bob)
         standing.app.reload()
         with pytest.raises(openai.AuthenticationError):
             by["ann"].batches.retrieve(run["ann"])
+        standing.executor.gate.set()
         assert followed(by["bob"], run["bob"]).request_counts.completed == 40
         keys.write_text(ann + bob)
         standing.app.reload()
@@ -389,10 +400,10 @@ def test_a_key_that_is_removed_has_its_batches_cancelled_and_no_others(tmp_path:
             over = by["ann"].batches.retrieve(id)
             assert (over.status, over.errors.data[0].code) == ("cancelled", "api_key_removed")
         over = by["ann"].batches.retrieve(run["ann"])
-        assert 1 <= over.request_counts.completed < 40
+        assert 1 <= over.request_counts.completed < 60
         assert len(results(by["ann"], over.output_file_id)) == over.request_counts.completed
         left = results(by["ann"], over.error_file_id)
-        assert len(left) == 40 - over.request_counts.completed
+        assert len(left) == 60 - over.request_counts.completed
         assert {one["error"]["code"] for one in left.values()} == {"batch_cancelled"}
         assert standing.idle()
 
@@ -439,9 +450,7 @@ def test_what_fails_of_one_batch_holds_up_no_other(
         monkeypatch.setattr(shift._store, where, fault)
         lines = [line(f"q{i}", chat(f"{i}", max_tokens=4)) for i in range(3)]
         first = started(by, lines)
-        end = time.monotonic() + 20
-        while not failed[0] and time.monotonic() < end:
-            time.sleep(0.005)
+        assert wait_for(lambda: failed[0])
         other = followed(by, started(by, lines).id)
         assert other.request_counts.completed == 3
         ended = followed(by, first.id)
@@ -552,12 +561,8 @@ def test_a_client_that_leaves_in_mid_upload_leaves_nothing(tmp_path: Path) -> No
         head += f"Content-Type: {FORM['Content-Type']}\r\nContent-Length: 100000\r\n\r\n"
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(head.encode() + form()[:80])
-            while not list((tmp_path / "files").iterdir()):
-                time.sleep(0.01)
-        end = time.monotonic() + 5
-        while list((tmp_path / "files").iterdir()) and time.monotonic() < end:
-            time.sleep(0.01)
-        assert not list((tmp_path / "files").iterdir())
+            assert wait_for(lambda: list((tmp_path / "files").iterdir()))
+        assert wait_for(lambda: not list((tmp_path / "files").iterdir()))
 
 
 def test_files_of_one_key_have_caps(tmp_path: Path) -> None:
