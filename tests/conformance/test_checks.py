@@ -17,7 +17,7 @@ QUICK = Settings(quiet=1.0, freed=1.0, flood=130, wait=10.0)
 
 def findings(fake: Fake, *names: str) -> dict[str, Finding]:
     with fake.standing():
-        probe = Probe(Wire(fake.url, KEY, timeout=20.0), "fake", QUICK)
+        probe = Probe(Wire(fake.url, KEY, timeout=60.0), "fake", QUICK)
         return {f.check.name: f for f in run(probe, chosen(names, (), heavy=True))}
 
 

@@ -10,7 +10,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
+from tests.server.house import PATIENCE, wait_for
 
 QUESTION = [{"role": "user", "content": "Write one sentence about the sea."}]
 
@@ -40,14 +41,9 @@ class Server:
         page = httpx.get(self.url + "/metrics").text
         return float(re.search(rf"^octavo_{name} (\S+)$", page, re.M)[1])  # type: ignore[index]
 
-    def wait_until_idle(self, seconds: float) -> bool:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            names = ("requests_running", "requests_waiting", "kv_blocks_held")
-            if not any(self.gauge(name) for name in names):
-                return True
-            time.sleep(0.02)
-        return False
+    def wait_until_idle(self) -> bool:
+        names = ("requests_running", "requests_waiting", "kv_blocks_held")
+        return wait_for(lambda: not any(self.gauge(name) for name in names))
 
 
 def start(log: Path, *flags: str) -> Server:
@@ -75,7 +71,7 @@ def server(
     running = start(tmp_path_factory.mktemp("serve") / "log")
     yield running
     running.process.terminate()
-    assert running.process.wait(30) == 0
+    assert running.process.wait(PATIENCE) == 0
 
 
 def ask(server: Server, text: str, **fields: Any) -> Any:
@@ -160,21 +156,25 @@ def test_echo_scores_the_prompt(server: Server) -> None:
 
 
 def test_a_client_that_leaves_frees_its_blocks(server: Server) -> None:
-    assert server.wait_until_idle(10)
+    assert server.wait_until_idle()
+    before = server.gauge("generation_tokens_total")
     stream = ask(server, "Tell me a long story.", stream=True, max_tokens=1500)
     next(iter(stream))
     stream.close()
-    assert server.wait_until_idle(2.0)
+    assert server.wait_until_idle()
+    assert server.gauge("generation_tokens_total") - before < 1500, "not to its end"
 
 
 def test_sigterm_lets_a_stream_end(smollm2_path: Path, tmp_path: Path) -> None:  # noqa: ARG001
-    own = start(tmp_path / "log", "--max-rows", "4", "--served-model-name", "tiny")
+    own = start(
+        tmp_path / "log", "--max-rows", "4", "--served-model-name", "tiny", "--drain", "300"
+    )
     stream = iter(ask(own, "Tell me a story.", model="tiny", stream=True, max_tokens=60))
     chunks = [next(stream)]
     own.process.send_signal(signal.SIGTERM)
     chunks += list(stream)
     assert chunks[-1].choices[0].finish_reason in ("stop", "length")
-    assert own.process.wait(30) == 0
+    assert own.process.wait(PATIENCE) == 0
 
 
 def test_run_answers_and_reports(smollm2_path: Path) -> None:
@@ -204,11 +204,9 @@ def test_for_machines_all_that_is_said_is_json_from_the_first_line_to_the_last(
         process = subprocess.Popen(
             [*words, "--log-format", "json"], stdout=subprocess.PIPE, stderr=errors, text=True
         )
-    end = time.monotonic() + 60
-    while '"serving"' not in log.read_text() and time.monotonic() < end:
-        time.sleep(0.05)
+    assert wait_for(lambda: '"serving"' in log.read_text())
     process.terminate()
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=PATIENCE)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert said == ""
     assert [lines[0]["event"], lines[-1]["event"]] == ["serving", "stopped"]

@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +86,7 @@ def test_concurrent_pulls_download_once(cache: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=root)
         for _ in range(3)
     ]
-    said = [run.communicate(timeout=60)[0].decode().split() for run in runs]
+    said = [run.communicate(timeout=120)[0].decode().split() for run in runs]
     assert [run.returncode for run in runs] == [0, 0, 0]
     assert all(first == r"b'\x01'" for first, _ in said)
     assert sorted(downloaded for _, downloaded in said) == ["False", "False", "True"]
@@ -249,10 +248,10 @@ REPOS = {
 }  # fmt: skip
 
 
-def ask(name: str, url: str, home: Path, **variables: str) -> tuple[str, str, float]:
+def ask(name: str, url: str, home: Path, **variables: str) -> tuple[str, str]:
     """Resolve in a fresh process, since huggingface_hub reads its environment once.
 
-    (path or "", FetchError's message or "", seconds)
+    (path or "", FetchError's message or "")
     """
     code = (
         "import sys\nfrom octavo.errors import FetchError\nfrom octavo.models import hub\n"
@@ -263,62 +262,77 @@ def ask(name: str, url: str, home: Path, **variables: str) -> tuple[str, str, fl
     drop = ("HF_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     env = {key: value for key, value in os.environ.items() if not key.upper().startswith(drop)}
     env |= {"HF_ENDPOINT": url, "HF_HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
-    start = time.perf_counter()
     run = subprocess.run(
         [sys.executable, "-c", code, name], env=env | variables, capture_output=True, text=True,
-        timeout=60, check=False,
+        timeout=120, check=False,
     )  # fmt: skip
     failed = run.stderr.partition("FetchError: ")[2] if run.returncode else ""
     assert run.returncode == 0 or failed, run.stderr
-    return run.stdout.strip(), failed, time.perf_counter() - start
+    return run.stdout.strip(), failed
 
 
 def test_repository_brings_what_it_needs_and_no_more(tmp_path: Path) -> None:
     with make.serve(REPOS) as server:
-        path, failed, _ = ask("org/whole", server.url, tmp_path, HF_TOKEN="hf_secret")
+        path, failed = ask("org/whole", server.url, tmp_path, HF_TOKEN="hf_secret")
         assert not failed
         found = {file.name: file.read_bytes() for file in Path(path).iterdir()}
         assert found == DIRECTORY
         assert server.tokens == {"Bearer hf_secret"}
-        path, _, _ = ask("org/sharded", server.url, tmp_path)
+        path, _ = ask("org/sharded", server.url, tmp_path)
         assert {file.name for file in Path(path).iterdir()} == REPOS["org/sharded"].keys()
     # The hub is gone now; what it gave stays usable.
-    again, failed, _ = ask("org/sharded", server.url, tmp_path)
+    again, failed = ask("org/sharded", server.url, tmp_path)
     assert (again, failed) == (path, "")
-    again, _, _ = ask("org/sharded", server.url, tmp_path, HF_HUB_OFFLINE="1")
+    again, _ = ask("org/sharded", server.url, tmp_path, HF_HUB_OFFLINE="1")
     assert again == path
-    _, failed, _ = ask("org/other", server.url, tmp_path, HF_HUB_OFFLINE="1")
+    _, failed = ask("org/other", server.url, tmp_path, HF_HUB_OFFLINE="1")
     assert "HF_HUB_OFFLINE is set" in failed
 
 
 def test_repository_of_ggufs(tmp_path: Path) -> None:
     with make.serve(REPOS) as server:
-        path, _, _ = ask("org/one-gguf", server.url, tmp_path)
+        path, _ = ask("org/one-gguf", server.url, tmp_path)
         assert Path(path).read_bytes() == b"GGUF one"
-        path, _, _ = ask("org/ggufs:sub/b.gguf", server.url, tmp_path)
+        path, _ = ask("org/ggufs:sub/b.gguf", server.url, tmp_path)
         assert Path(path).read_bytes() == b"GGUF b"
         assert not any("a.gguf" in seen for seen in server.seen)
-        _, failed, _ = ask("org/ggufs", server.url, tmp_path)
+        _, failed = ask("org/ggufs", server.url, tmp_path)
         assert "choose one: org/ggufs:a.gguf, org/ggufs:sub/b.gguf" in failed
-        _, failed, _ = ask("org/ggufs:c.gguf", server.url, tmp_path)
+        _, failed = ask("org/ggufs:c.gguf", server.url, tmp_path)
         assert "has no c.gguf; it has: a.gguf, sub/b.gguf" in failed
-        _, failed, _ = ask("org/nothing", server.url, tmp_path)
+        _, failed = ask("org/nothing", server.url, tmp_path)
         assert "neither safetensors" in failed
-        _, failed, _ = ask("org/unheard-of", server.url, tmp_path)
+        _, failed = ask("org/unheard-of", server.url, tmp_path)
         assert "HF_TOKEN" in failed
 
 
 def test_hub_out_of_reach_says_what_to_do_within_seconds(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        _, failed, seconds = ask("org/name", url, tmp_path)
+        _, failed = ask("org/name", url, tmp_path)
     assert "could not be reached" in failed
     assert "HF_ENDPOINT" in failed
     assert DEFAULT_MODEL in failed
-    assert seconds < 10
-    _, failed, seconds = ask("org/name", url, tmp_path)  # nobody listens there any more
+    assert "Timeout" in failed
+    _, failed = ask("org/name", url, tmp_path)  # nobody listens there any more
     assert "could not be reached" in failed
-    assert seconds < 8
+
+
+def test_a_silent_hub_is_waited_for_as_long_as_we_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    waited: list[float | None] = []
+
+    def model_info(*_: object, timeout: float | None = None, **__: object) -> None:
+        waited.append(timeout)
+        raise TimeoutError("it is silent")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(FetchError, match="could not be reached"):
+        hub.resolve("org/never-heard-of")
+    assert waited == [hub.CONNECT_SECONDS], "once"
+    assert hub.CONNECT_SECONDS <= 5.0
 
 
 @pytest.mark.models

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import sys
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -267,12 +267,12 @@ def test_text_of_megabytes_is_refused_at_once(smollm2: Tokenizer) -> None:
     limited = smollm2.limited(8192)
     limited.limited(1).encode("")
     assert len(limited.encode(" " * 100_000)) < 8192
+    # Without anything that could read it.
+    limited._vocab = dataclasses.replace(limited._vocab, encoder=None, inner=None)
     for unit in UNITS[::3]:
         text = unit * (16_000_000 // len(unit))
-        start = time.perf_counter()
         with pytest.raises(ContextOverflow, match="at least"):
             limited.encode(text)
-        assert time.perf_counter() - start < 3.0
 
 
 def test_a_long_text_lets_other_threads_run(smollm2: Tokenizer) -> None:

@@ -51,12 +51,12 @@ def test_a_forked_child_gets_threads_of_its_own():
     queue = context.Queue()
     process = context.Process(target=_child, args=(queue,))
     process.start()
-    assert queue.get(timeout=20) == 0
-    process.join(20)
+    assert queue.get(timeout=60) == 0
+    process.join(60)
     assert process.exitcode == 0
 
 
 def test_the_interpreter_exits_with_a_pool_alive():
     code = "from octavo.kernels import _cpu; _cpu.exercise_pool(3, False, 3, 3); print('done')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
     assert done.stdout.split() == [b"done"]

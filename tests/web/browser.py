@@ -36,7 +36,7 @@ FLAGS = (
     "--font-render-hinting=none",
 )
 KEYS = {"Enter": 13, "Escape": 27, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39, "Tab": 9}
-WAIT = 20.0
+WAIT = 60.0
 
 
 def chromium() -> str | None:

@@ -217,5 +217,5 @@ def test_the_sample_conversations_fill_the_batch(visit: Visit) -> None:
         )
         page.click("button.demo")
         page.wait("document.querySelector('button.demo').innerText.startsWith('Start')")
-        assert house.idle(10)
+        assert house.idle()
         assert house.scheduler.stats.counters.cached_tokens > 0
