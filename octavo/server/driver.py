@@ -145,6 +145,7 @@ class Driver:
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._outbox: list[tuple[str | Ticket, Item]] = []
         self._blocked = False
+        self._idle = True  # the thread waits for a command, or has not begun to
 
     def start(self) -> None:
         """Start the thread; news goes to the running loop."""
@@ -181,6 +182,8 @@ class Driver:
         if self.failed is not None:
             ticket.push(Failed(self.failed))
             return
+        if self._idle:  # that it had nothing to do is no stall, until it has taken this
+            self.progress = self.clock()
         base = 0
         for request in ticket.requests:
             self._routes[request.id] = (ticket, base)
@@ -244,7 +247,7 @@ class Driver:
         """Carry out what has been asked; sleep while there is nothing to do."""
         idle = not self._engine.has_work and not self._outbox
         wait: float | None = None if idle else BLOCKED_PAUSE if self._blocked else 0.0
-        self._blocked = False
+        self._blocked, self._idle = False, idle
         while True:
             try:
                 command = self._commands.get(wait != 0.0, wait)
@@ -253,6 +256,7 @@ class Driver:
             if command is None:
                 return False
             self.progress = self.clock() if idle else self.progress
+            self._idle = False
             command()
             wait = 0.0
 
