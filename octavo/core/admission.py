@@ -82,13 +82,14 @@ class _Newcomer(NamedTuple):
 
 class _Queue(NamedTuple):
     """Seconds of prefill that go before a newcomer, those with its own, and what is behind it; at
-    the pace of now. sooner: the share of those that wait who go before it; dated: of those that are
-    due at some time. The others join while they break no stream's pace, and else wait."""
+    the pace of now. sooner: the share of those that wait who go before it; beside: of those that
+    may stream beside it: they are due at some time, and do not stand behind it for their tenant's
+    sake. The others join while they break no stream's pace, and else wait."""
 
     work: float = 0.0
     behind: float = 0.0
     sooner: float = 1.0
-    dated: float = 1.0
+    beside: float = 1.0
 
 
 class _House(NamedTuple):
@@ -99,7 +100,7 @@ class _House(NamedTuple):
 
     now: float
     load: Load
-    moving: int
+    moving: float
     length: float
     slack: float
     whole: float
@@ -191,7 +192,7 @@ class Admission:
         ttft = slo.ttft or 0.0
         line = self._scheduler.backlog()
         newcomer = _Newcomer(tenant, 1, self._work(1, 0), now + ttft)
-        house = self._house(now)
+        house = self._house(now, tenant)
         soonest = self._ttft(newcomer, self._steps(house, self._queue(newcomer, line))) - now
         if self._scheduler.model.gamma * soonest <= ttft:
             return
@@ -252,7 +253,10 @@ class Admission:
         if not self._scheduler.policy.timed:
             return list(requests)
         placed = bool(self.kept) and self.kept.take(_known(requests, key), now)
-        house, needs = self._house(now), [self._needs(request) for request in requests]
+        house, needs = (
+            self._house(now, requests[0].tenant),
+            [self._needs(request) for request in requests],
+        )
         admitted: list[Request] = []
         for request, need in zip(requests, needs, strict=True):
             forecast, why = self._weighed(request, need, house, placed)
@@ -282,7 +286,7 @@ class Admission:
         """The forecast of a request, and why it cannot be let in; if it can, it is counted.
         placed: it has come back to a place that was kept for it."""
         slo, line = request.slo, self._scheduler.backlog()
-        due = inf if slo.ttft is None else request.arrival + slo.ttft
+        due = self._scheduler.first_due(request)
         work = self._scheduler.model.prefilling(need[1], need[0])
         newcomer = _new(_Newcomer, (request.tenant, need[0], work, due))
         queue = self._queue(newcomer, line)
@@ -293,7 +297,7 @@ class Admission:
         forecast = _new(Forecast, (ttft, self._scheduler.model.gap + tpot))
         if not slo:
             return forecast, None
-        why = self._broken(request, forecast, steps.load)
+        why = self._broken(request, forecast, steps, rows)
         if why is None:
             places = self._places(request.tenant, house.now) if self.kept and not placed else []
             if places or line:
@@ -308,10 +312,14 @@ class Admission:
             self._scheduler.expected[request.id] = (due, work)
         return forecast, why
 
-    def _broken(self, request: Request, forecast: Forecast, load: Load) -> str | None:
+    def _broken(self, request: Request, forecast: Forecast, steps: _Steps, rows: int) -> str | None:
         """Which promise cannot be kept, if any."""
-        tpot = self._scheduler.model.gamma * forecast.tpot
-        own = self._broken_by(request, self._factor * forecast.ttft, tpot)
+        load, wanted = steps.load, request.slo.tpot
+        tpot = moving = self._scheduler.model.gamma * forecast.tpot
+        pace = min(load.promised, inf if wanted is None else STRICT * wanted)
+        if tpot > pace:
+            tpot = min(tpot, self._at_pace(request, pace, steps.coming, rows))
+        own = self._broken_by(request, self._factor * forecast.ttft, tpot, moving)
         if own is not None:
             return own
         # What was promised to others is kept too, as far as it is being kept at all.
@@ -319,6 +327,14 @@ class Admission:
             promised = load.promised * 1e3
             return f"streams that were promised {promised:.1f} ms a token would break"
         return None
+
+    def _at_pace(self, request: Request, pace: float, coming: int, rows: int) -> float:
+        """The length of a step, with its margin, in which the streams that have a slower pace have
+        a token only as often as that asks for."""
+        scheduler = self._scheduler
+        more = scheduler.moving_at(pace, request.tenant) - scheduler.num_moving + coming
+        seconds = scheduler.decode_seconds(more, rows, len(request.prompt))
+        return scheduler.model.gamma * (scheduler.model.gap + seconds)
 
     def _crowding(self, work: float, steps: _Steps, ttft: float, within: float) -> str | None:
         """Whether in a shortage it takes the time of several that would come before it is due. By
@@ -341,8 +357,9 @@ class Admission:
         """By which a first token's forecast is multiplied before it is promised."""
         return max(self._scheduler.model.gamma, self._scheduler.margin.factor)
 
-    def _broken_by(self, request: Request, ttft: float, tpot: float) -> str | None:
-        """Which of the request's own promises such times, which have their margin, would break."""
+    def _broken_by(self, request: Request, ttft: float, tpot: float, moving: float) -> str | None:
+        """Which of the request's own promises such times, which have their margin, would break.
+        moving: the time of a token where it never stands still for one with a tighter pace."""
         slo = request.slo
         if slo.ttft is not None and ttft > slo.ttft:
             return f"the first token might take {ttft * 1e3:.0f} ms"
@@ -351,7 +368,7 @@ class Admission:
         if slo.e2e is not None:
             most = request.params.max_tokens or self._scheduler.max_len
             output = self._scheduler.reserve.output(request.tenant, most)
-            seconds = ttft + tpot * max(0.0, output - 1.0)
+            seconds = ttft + moving * max(0.0, output - 1.0)
             if seconds > slo.e2e:
                 return f"about {output:.0f} tokens of output might take {seconds:.1f} s"
         return None
@@ -373,10 +390,11 @@ class Admission:
                 lost += seconds
         sooner = before / total if total > 0.0 else 1.0
         # Where they are known and have no work that counts, they wait for whoever comes.
-        dated = 1.0 if line is None else 1.0 - lost / total if total > 0.0 else 0.0
+        beside = 1.0 if line is None else 1.0 - lost / total if total > 0.0 else 0.0
         if line is None or not self._scheduler.policy.by_deadline:
-            before, sooner = self._scheduler.seconds_ahead(due, tenant, work), dated
-        return _new(_Queue, (before + work, max(0.0, total - before), sooner, dated))
+            before, rows = self._scheduler.ahead(due, tenant, work)
+            sooner = beside = rows / max(1, self._scheduler.num_waiting)
+        return _new(_Queue, (before + work, max(0.0, total - before), sooner, beside))
 
     def _ttft(self, newcomer: _Newcomer, steps: _Steps) -> float:
         """When all of it is computed."""
@@ -391,16 +409,19 @@ class Admission:
             ahead = max(ahead, wait + work + ceil(work / steps.prefill) * steps.besides)
         return steps.load.start + ahead
 
-    def _house(self, now: float) -> _House:
+    def _house(self, now: float, tenant: str) -> _House:
         """What there is to know before a newcomer is looked at."""
         scheduler = self._scheduler
         model, load = scheduler.model, scheduler.load(now)
         gamma, length = model.gamma, min(load.tightest, MOST)
         output = scheduler.reserve.output("", scheduler.max_len)
+        moving: float = scheduler.num_moving
+        if load.tightest < inf and model.decoding(moving, moving * scheduler.mean_context) > length:
+            moving = scheduler.moving_at(length, tenant)
         house = (
             now,
             load,
-            scheduler.num_moving,
+            moving,
             length,
             min(SPEND * (load.due - load.start), MOST) / gamma,
             model.prefilling(0, scheduler.capacity.max_tokens),
@@ -422,9 +443,9 @@ class Admission:
         scheduler, expected = self._scheduler, len(self._scheduler.expected)
         model, most = scheduler.model, scheduler.capacity.max_rows
         _, load, moving, length, slack, whole, ending, life, setback = house
-        work, behind, sooner, dated = queue
+        work, behind, sooner, beside = queue
         gap, context = model.gap, scheduler.mean_context
-        coming = ceil(dated * load.waiting) + expected + rows
+        coming = ceil(beside * load.waiting - 1e-9) + expected + rows
         joining = sooner * (load.waiting + expected)
         streams, setback = moving + 0.5 * joining, joining * length * setback
         least, ahead = LEAST_SHARE * length, 0.0
@@ -549,7 +570,7 @@ class Admission:
     ) -> tuple[str, Forecast] | None:
         """Why the requests of a body would be too late on an idle server too, and how late."""
         alone = Forecast(self._alone(needs), self._stream(requests))
-        why = self._broken_by(requests[0], *alone)
+        why = self._broken_by(requests[0], *alone, alone.tpot)
         return None if why is None else (why, alone)
 
     def _alone(self, needs: Sequence[_Need]) -> float:
@@ -574,7 +595,7 @@ class Admission:
             wait,
             ttft=forecast.ttft,
             tpot=forecast.tpot or None,
-            queue_seconds=self._scheduler.seconds_ahead(inf, tenant),
+            queue_seconds=self._scheduler.ahead(inf, tenant)[0],
             own=self._over_share(tenant),
         )
 

@@ -276,20 +276,20 @@ class Fair:
 
     # ---- the queue ----
 
-    def ahead(self, due: float, tenant: str, work: float) -> float:
+    def ahead(self, due: float, tenant: str, work: float) -> tuple[float, int]:
         """What the tenant has waiting itself, and as much for each other one that has something
         waiting, by their weights: turns are shared for as long as that takes. A tenant that got
         less so far catches up first, this one too. Of those that are not far ahead of it what is
         due sooner goes first all the same. And what it leaves to one that may come."""
         orders, weights, counters = dict(self._orders), self._weights, self.counters
         own = orders.pop(tenant, None)
-        mine = 0.0 if own is None else own.ahead(due, tenant, work)
+        mine, rows = (0.0, 0) if own is None else own.ahead(due, tenant, work)
         seconds = work + mine
         here = own is not None
         counter = self._counter(tenant) if here else self._entrance.place(tenant, orders)
         least = mine + self._left(tenant, counter, seconds, due)
         if not orders:
-            return least
+            return least, rows
         token = self._house.model.per_token
         share = seconds / weights.get(tenant, 1.0)
         seconds -= work
@@ -298,13 +298,13 @@ class Fair:
         for other, order in orders.items():
             weight, got = weights.get(other, 1.0), counters.get(other, 0.0)
             if got <= equal:
-                dated += order.ahead(due, other, 0.0)
-            lag = (counter - got) * token  # of weight 1; below 0 it leads
-            if lag > 0.0:
-                seconds += weight * share + min(weight * lag, order.ahead(inf, other, 0.0))
-            elif lag + share > 0.0:
-                seconds += weight * (lag + share)
-        return max(seconds, least, dated)
+                sooner, many = order.ahead(due, other, 0.0)
+                dated += sooner
+                rows += many
+            part = weight * ((counter - got) * token + share)
+            if part > 0.0:  # else it is so far ahead that it waits for all of that
+                seconds += min(part, order.ahead(inf, other, 0.0)[0])
+        return max(seconds, least, dated), rows
 
     def _standing(self, tenant: str) -> float:
         """Its counter, or the one with which it would come now. Only looks."""
@@ -437,6 +437,9 @@ class FairPace:
         self._all.open(decodes, step, now)
         self._overdrawn = None
         self._opened, self._ignored = (decodes, step, now), []
+
+    def still(self, step: StepFeatures, now: float) -> Collection[Sequence]:
+        return self._all.still(step, now)
 
     def joins(self, running: int, tenant: str) -> bool:
         return self._all.joins(running + self._order.spared(tenant), tenant)

@@ -83,7 +83,7 @@ class Behind:
         (self._offline if _offline(seq) else self._online).pop(seq.id, None)
         self._of(seq).ended(seq)
 
-    def ahead(self, due: float, tenant: str, work: float) -> float:
+    def ahead(self, due: float, tenant: str, work: float) -> tuple[float, int]:
         return self.within.ahead(due, tenant, work)
 
     def give_way(self, tenants: Collection[str], other: str) -> Collection[str]:

@@ -95,9 +95,11 @@ class Order(Protocol):
         """It ended, wherever it was."""
         ...
 
-    def ahead(self, due: float, tenant: str, work: float) -> float:
+    def ahead(self, due: float, tenant: str, work: float) -> tuple[float, int]:
         """Seconds of prefill that wait and would go before a newcomer with that deadline, or, for
-        as long as it has `work` seconds to do, between its parts."""
+        as long as it has `work` seconds to do, between its parts. And how many wait that can keep
+        a deadline and may stream beside it: those that stand behind it for their tenant's sake join
+        while that breaks no stream's pace, its own among them."""
         ...
 
     def give_way(self, tenants: Collection[str], other: str) -> Collection[str]:
@@ -130,6 +132,11 @@ class Pace(Protocol):
 
     def open(self, decodes: Collection[Sequence], step: StepFeatures, now: float) -> None:
         """A step begins with these decodes, whose shape is `step`."""
+        ...
+
+    def still(self, step: StepFeatures, now: float) -> Collection[Sequence]:
+        """Those of the decodes that stand still in the step that was opened, for others' sake; it
+        is opened again without them."""
         ...
 
     @property
@@ -255,10 +262,10 @@ class Standing:
     def ended(self, seq: Sequence) -> None:
         pass
 
-    def ahead(self, due: float, tenant: str, work: float) -> float:
+    def ahead(self, due: float, tenant: str, work: float) -> tuple[float, int]:
         """All that waits: the newcomer is the last."""
-        house = self._house
-        return sum(house.prefill_seconds(0, len(seq.tokens)) for seq in self._waiting)
+        each = [self._house.prefill_seconds(0, len(seq.tokens)) for seq in self._waiting]
+        return sum(each), len(each)
 
     def give_way(self, tenants: Collection[str], other: str) -> Collection[str]:
         return ()
@@ -290,6 +297,9 @@ class Unhurried:
 
     def open(self, decodes: Collection[Sequence], step: StepFeatures, now: float) -> None:
         pass
+
+    def still(self, step: StepFeatures, now: float) -> Collection[Sequence]:
+        return ()
 
     def room(self, step: StepFeatures, start: int, tenant: str) -> int:
         return ALL

@@ -38,7 +38,7 @@ from octavo.core.request import Event, FinishReason, Request, Sequence, State
 from octavo.core.reserve import Reserve
 from octavo.core.roster import Roster, most_shared
 from octavo.core.settle import Settler, blamed
-from octavo.core.slo import first_due, pace_from
+from octavo.core.slo import first_due, moving_at, pace_from
 from octavo.core.stats import Stats
 from octavo.core.steptime import StepFeatures, StepModel
 from octavo.errors import ContextOverflow, InvalidRequest, Overloaded
@@ -196,9 +196,21 @@ class Scheduler:
         seq.key = self.policy.rank(seq)
         if request.slo:
             output = self.reserve.output(request.tenant, max_len - seq.num_prompt)
-            seq.due = first_due(request, output * self.decode_seconds(1))
+            seq.due = self._first_due(request, output)
             seq.pace = pace_from(request, request.arrival, output)
         return seq
+
+    def first_due(self, request: Request) -> float:
+        """When the first token of one that comes would be due; inf if it is due at no time."""
+        if request.slo.e2e is None:
+            return inf if request.slo.ttft is None else request.arrival + request.slo.ttft
+        most = self.max_len - len(request.prompt)
+        if request.params.max_tokens is not None:
+            most = min(most, request.params.max_tokens)
+        return self._first_due(request, self.reserve.output(request.tenant, most))
+
+    def _first_due(self, request: Request, output: float) -> float:
+        return first_due(request, output * self.decode_seconds(1))
 
     def _cached(self, seq: Sequence) -> int:
         """Tokens of it that the prefix cache has now."""
@@ -226,6 +238,9 @@ class Scheduler:
         plan = Plan(self.capacity, now)
         longer = self._plan_single(plan)
         self._pace.open(plan.chunks, plan.shape, now)
+        if still := self._pace.still(plan.shape, now):
+            self._stand_still(plan, still)
+        self._order.decoded(plan.chunks)
         if longer or self._roster.num_waiting:
             self._plan_longer(plan, longer)
         return self._batch(plan) if plan.chunks else None
@@ -259,8 +274,16 @@ class Scheduler:
         plan.shape = StepFeatures(used, context + used, 0.0, used, used)
         self._mean_context = context / used if used else self._mean_context
         self._reading = longer
-        self._order.decoded(chunks)
         return longer
+
+    def _stand_still(self, plan: Plan, seqs: Iterable[Sequence]) -> None:
+        """These have no token in this step after all."""
+        for seq in seqs:
+            plan.drop(seq)
+            self.blocks.trim(seq, seq.num_scheduled)
+        used, context = len(plan.chunks), sum([seq.num_scheduled for seq in plan.chunks])
+        plan.shape = StepFeatures(used, context + used, 0.0, used, used)
+        self._pace.open(plan.chunks, plan.shape, plan.now)
 
     def _plan_longer(self, plan: Plan, longer: list[Sequence]) -> None:
         """Go on with prompts, and let new sequences join, as the policy offers them."""
@@ -384,7 +407,7 @@ class Scheduler:
         n, outputs = self._chunk(seq, start, self._in_time(seq, start, most, plan), plan.outputs)
         need = blocks.blocks_for(len(seq.tokens)) - len(shared)
         spare = blocks.num_available - blocks.num_idle(shared) - self._owed
-        if not n or need > spare or not self._leaves_growth(spare - need):
+        if not n or need > spare or not self._leaves_growth(spare - need, seq):
             self.stats.journal.stopped(Wait.BLOCKS if n else Wait.TIME)
             if n and self._clear_way(seq, plan):
                 self._admit(seq, most, plan)
@@ -405,12 +428,18 @@ class Scheduler:
         self._preempt(last, plan)
         return True
 
-    def _leaves_growth(self, blocks: int) -> bool:
-        """Whether so many free blocks are enough for what the running sequences will write."""
-        size, reserve = self.blocks.block_size, self.reserve
-        if blocks >= reserve.most_growth(len(self._running), size):
+    def _leaves_growth(self, blocks: int, seq: Sequence) -> bool:
+        """Whether so many free blocks, beside one that joins, are enough for what the running
+        sequences will write: those of tenants that give way to its own get what is left."""
+        size, reserve, running = self.blocks.block_size, self.reserve, self._running
+        if blocks >= reserve.most_growth(len(running), size):
             return True
-        return blocks >= reserve.growth(self._running, size)
+        if blocks >= reserve.growth(running, size):
+            return True
+        tenants = {other.request.tenant for other in running}
+        behind = self._order.give_way(tenants, seq.request.tenant)
+        before = [other for other in running if other.request.tenant not in behind]
+        return bool(behind) and blocks >= reserve.growth(before, size)
 
     # ---- rows -----------------------------------------------------------------------------------
 
@@ -585,7 +614,20 @@ class Scheduler:
         available = self.blocks.num_available
         return _new(Load, (running, waiting, available, start, tightest, promised, due))
 
-    def decode_seconds(self, more: int = 0, rows: int = 0, context: int = 0) -> float:
+    def moving_at(self, pace: float, tenant: str) -> float:
+        """The same in the mean of steps that last as long as a pace that is promised to a tenant:
+        streams with slower ones stand still in between, but for those of tenants that it would have
+        to wait for."""
+        seqs = self._running[: self.num_moving]
+        before = {
+            name
+            for name in {seq.request.tenant for seq in seqs}
+            if self._order.give_way((tenant,), name)
+        }
+        waits = [seq for seq in seqs if seq.request.tenant not in before]
+        return len(seqs) - len(waits) + moving_at(waits, pace)
+
+    def decode_seconds(self, more: float = 0, rows: int = 0, context: int = 0) -> float:
         """Predicted seconds of a step in which all that run, and `more` like them, decode; so many
         `rows` of these with that much context, if that is more than the others have."""
         moving = self.policy.moving(self._running)
@@ -615,13 +657,18 @@ class Scheduler:
             line.sort()
         return line
 
-    def seconds_ahead(self, due: float, tenant: str, work: float = 0.0) -> float:
+    def ahead(self, due: float, tenant: str, work: float = 0.0) -> tuple[float, int]:
         """Predicted seconds of prefill before a newcomer with that deadline and that much `work`:
-        of the same, what the policy lets go first. What was started does in any case."""
-        seconds = self._order.ahead(due, tenant, work)
+        of the same, what the policy lets go first. What was started does in any case. And how many
+        of those that wait may stream beside it."""
+        seconds, rows = self._order.ahead(due, tenant, work)
+        if self._roster.held:
+            rows += len(self._roster.set_aside)
         if self.expected:
             seconds += sum([more for by, more in self.expected.copy().values() if by <= due])
-        return seconds + sum([more for _, more in self._started()]) if self._reading else seconds
+        if self._reading:
+            seconds += sum([more for _, more in self._started()])
+        return seconds, rows
 
     def _started(self) -> list[tuple[float, float]]:
         """(deadline, seconds of prefill that is left) of each prompt that was started."""

@@ -18,7 +18,7 @@ SlidingServe the predicted step times.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from math import inf, log2
+from math import ceil, inf, log2
 
 from octavo.core.policy import ALL, ByKey, House, Key, Loss, Offers, Order, Pace, Policy
 from octavo.core.request import Request, Sequence, State
@@ -72,6 +72,7 @@ class Earliest:
         self._line: tuple[int, list[tuple[float, float]]] = (0, [])  # it in order, after so many
         self._total = 0.0  # of the ledger
         self._entries: dict[int, tuple[float, float]] = {}
+        self._dated = 0  # of these, not at inf
         self._missed: set[int] = set()  # of those that wait, who had a deadline and lost it
 
     # ---- keys ----
@@ -196,6 +197,7 @@ class Earliest:
         self._strike(seq)
         bucket = _bucket(due)
         self._entries[seq.id] = (bucket, seconds)
+        self._dated += bucket < inf
         self._ledger[bucket] = self._ledger.get(bucket, 0.0) + seconds
         self._total += seconds
         self._changes += 1
@@ -205,6 +207,7 @@ class Earliest:
         entry = self._entries.pop(seq.id, None)
         if entry is not None:
             bucket, seconds = entry
+            self._dated -= bucket < inf
             left = self._ledger[bucket] - seconds
             if left > 1e-9:
                 self._ledger[bucket] = left
@@ -213,11 +216,12 @@ class Earliest:
             self._total = self._total - seconds if self._ledger else 0.0  # sums that round add up
             self._changes += 1
 
-    def ahead(self, due: float, tenant: str, work: float) -> float:
+    def ahead(self, due: float, tenant: str, work: float) -> tuple[float, int]:
         if due == inf or not self._ledger:
-            return self._total
+            return self._total, self._dated
         last = _bucket(due)
-        return sum([s for bucket, s in self._ledger.copy().items() if bucket <= last])
+        seconds = sum([s for bucket, s in self._ledger.copy().items() if bucket <= last])
+        return seconds, self._dated
 
     def give_way(self, tenants: Collection[str], other: str) -> Collection[str]:
         return ()
@@ -252,6 +256,12 @@ def _bucket(due: float) -> float:
     return due if due == inf else due // LEDGER
 
 
+def moving_at(streams: Collection[Sequence], pace: float) -> float:
+    """Rows in the mean of steps that last as long as a pace, where a stream with a slower one
+    stands still in between (`SlackPace`)."""
+    return sum([min(1.0, pace / min(seq.pace, MOST)) for seq in streams])
+
+
 class SlackPace:
     """A step may take most of the tightest stream's slack.
 
@@ -268,9 +278,14 @@ class SlackPace:
         self._owed = inf  # the most that it can be
         self._granted = False
         self._asked = False
+        self._opened: Collection[Sequence] = ()
+        self._uneven = False  # some of the decodes have to stand still now and then
+        self._still: dict[Sequence, float] = {}  # who stands still, and since when
+        self._resting: float | None = None  # rows that do in the mean; not asked yet in this step
 
     def open(self, decodes: Collection[Sequence], step: StepFeatures, now: float) -> None:
-        self._granted = self._asked = False
+        self._granted = self._asked = self._uneven = False
+        self._opened, self._resting = decodes, None
         self.tightest = self.soonest = slack = inf
         decode = 0.0
         if decodes:
@@ -279,7 +294,9 @@ class SlackPace:
             self.tightest, self.soonest = min(paces), min(dues)
             slack = self.soonest - now
             if self.tightest < decode:
-                self.tightest = min([pace for pace in paces if pace >= decode], default=inf)
+                self._uneven = self._had_unevenly(step)
+                if not self._uneven:
+                    self.tightest = min([pace for pace in paces if pace >= decode], default=inf)
             if slack < decode:
                 # Some are late. Those that cannot catch up any more are not waited for.
                 soon, each = now + SAVEABLE * decode, zip(paces, dues, strict=True)
@@ -288,6 +305,35 @@ class SlackPace:
         self._decode = decode
         self._allowed = max(min(SPEND * slack, MOST), decode)
         self._budget = min(max(self._allowed, decode + self._credit), max(MOST, decode))
+
+    def _had_unevenly(self, step: StepFeatures) -> bool:
+        """Whether the tightest pace, which the door promised, is too tight for all that decode but
+        not where those with slower ones stand still in between."""
+        pace, decodes = self.tightest, self._opened
+        rows = moving_at(decodes, pace)
+        if rows == len(decodes):
+            return False
+        promised = any(seq.pace == pace and seq.request.predicted is not None for seq in decodes)
+        context = rows * step.decode_context / step.decodes
+        shape = StepFeatures(rows, context, 0.0, rows, rows)
+        return promised and self._seconds(shape) <= pace
+
+    def still(self, step: StepFeatures, now: float) -> Collection[Sequence]:
+        """Of those that were promised a slower pace than the tightest, or none, as many have a
+        token in a step as their paces ask for in the mean, those that are due first; or all, as
+        long as that makes nobody late who can catch up."""
+        since, self._still = self._still, {}
+        if not self._uneven:
+            return ()
+        pace, over = self.tightest, now + self._decode
+        soon = over - SAVEABLE * pace
+        if not any(seq.pace == pace and soon < seq.due < over for seq in self._opened):
+            return ()
+        slower = [seq for seq in self._opened if min(seq.pace, MOST) > pace]
+        many = ceil(moving_at(slower, pace))
+        slower.sort(key=lambda seq: min(seq.due, since.get(seq, now) + MOST))
+        self._still = {seq: since.get(seq, now) for seq in slower[many:]}
+        return self._still
 
     def _seconds(self, step: StepFeatures) -> float:
         """Of a step, and of the pause before it, as far as nine in ten keep to it."""
@@ -299,6 +345,12 @@ class SlackPace:
         if self.tightest == inf:
             return True
         rows = float(running + 1)
+        if self._seconds(StepFeatures(rows, 0.0, 0.0, rows, rows)) <= self.tightest:
+            return True
+        if self._resting is None:
+            streams = {*self._opened, *self._still}
+            self._resting = len(streams) - moving_at(streams, self.tightest)
+        rows -= self._resting
         return self._seconds(StepFeatures(rows, 0.0, 0.0, rows, rows)) <= self.tightest
 
     def leaves(self, tenant: str) -> int:

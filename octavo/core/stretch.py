@@ -57,6 +57,9 @@ class Stretch:
         self._bar = bar
         self._taken = 0
         self._shape: StepFeatures | None = None
+        # With a slower one beside it, it may need others to stand still (`Pace.still`).
+        paces = {seq.pace for seq in seqs} if scheduler.policy.timed else set()
+        self._tightest = min(paces) if len(paces) > 1 else inf
         self._counted = 0  # of these, what the order knows of
         self._starts = [seq.num_scheduled for seq in seqs]
         self._lasts = [seq.max_len - len(seq.tokens) for seq in seqs]  # steps that each has left
@@ -102,6 +105,8 @@ class Stretch:
         if bar is not None and not bar.holds(left, self._taken):
             return False
         shape, rows = self.shape, self._rows
+        if self._tightest < inf and self._tightest < self._longest(shape):
+            return False
         roster.fill(started)
         for seq in fill:
             blocks.add(seq)
@@ -120,6 +125,11 @@ class Stretch:
             self._end(finished)
         scheduler._settler.count(shape, rows, rows, 0, started, finished)
         return True
+
+    def _longest(self, shape: StepFeatures) -> float:
+        """Seconds of a step, as the pace reckons."""
+        model = self._scheduler.model
+        return model.gamma * (model.predict(shape) + model.gap)
 
     def _publish(self, seq: Sequence) -> None:
         """Its last block is full: the tokens in it are due now."""

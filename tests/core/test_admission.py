@@ -196,8 +196,8 @@ def test_what_was_begun_is_counted_as_far_as_it_is_not_computed() -> None:
         begun = [(start, count) for start, count in begun if count > 1]
         partial += len(begun)
         left = sum(scheduler.house.prefill_seconds(*one) for one in begun)
-        waiting = scheduler._order.ahead(inf, "", 0.0)
-        assert scheduler.seconds_ahead(inf, "") == pytest.approx(left + waiting)
+        waiting = scheduler._order.ahead(inf, "", 0.0)[0]
+        assert scheduler.ahead(inf, "")[0] == pytest.approx(left + waiting)
         assert sum(s for _, s in scheduler.backlog()) == pytest.approx(left + waiting)
     assert partial > 20
 

@@ -15,7 +15,7 @@ from octavo.core.kept import Wanted
 from octavo.core.offline import behind
 from octavo.core.policy import Policy, fcfs
 from octavo.core.request import Sequence, Slo, Tier
-from octavo.core.slo import slo
+from octavo.core.slo import MOST, slo
 from octavo.core.stats import Timing
 from octavo.core.steptime import Coefficients
 from tests.core.machine import Clocked, Machine, ask, tpot, ttft
@@ -317,12 +317,12 @@ def test_the_door_knows_what_waits_of_all_tenants_and_leaves_some_time_to_others
     assert len(due) == 8
     work = scheduler.backlog()[0][1]
     # A newcomer beside equals: what is due sooner, of all of them, and nothing else.
-    assert scheduler.seconds_ahead(9.0, "c") == pytest.approx(0.0)
-    assert scheduler.seconds_ahead(11.5, "c") == pytest.approx(4 * work)
+    assert scheduler.ahead(9.0, "c")[0] == pytest.approx(0.0)
+    assert scheduler.ahead(11.5, "c")[0] == pytest.approx(4 * work)
     # Own ones that are due before, and more than as much again while the other just asked.
-    alone = scheduler._order._orders["a"].ahead(11.5, "a", 0.0)
+    alone = scheduler._order._orders["a"].ahead(11.5, "a", 0.0)[0]
     assert alone == pytest.approx(2 * work)
-    assert scheduler.seconds_ahead(11.5, "a") >= alone * 2.49
+    assert scheduler.ahead(11.5, "a")[0] >= alone * 2.49
 
 
 def test_who_got_more_leaves_time_to_one_that_asked_of_late_and_less_the_longer_ago() -> None:
@@ -335,7 +335,7 @@ def test_who_got_more_leaves_time_to_one_that_asked_of_late_and_less_the_longer_
 
     def ahead(now: float) -> float:
         order._now = now
-        return order.ahead(now + 1.0, "flood", 0.5)
+        return order.ahead(now + 1.0, "flood", 0.5)[0]
 
     assert ahead(0.1) == pytest.approx(0.75)
     assert 0.0 < ahead(20.0) < 0.1
@@ -409,6 +409,109 @@ def test_a_flood_that_is_due_at_no_time_closes_the_door_to_nobody(
     assert machine.scheduler.num_waiting > 50, "a flood it was"
 
 
+# What a flood asks for, and the tokens of its prompts and answers.
+FLOODS = [
+    (Slo(), 300, 90),
+    (Slo(ttft=3.0), 300, 90),
+    (Slo(ttft=30.0), 300, 90),
+    (Slo(e2e=3.0), 300, 90),
+    (Slo(e2e=10.0), 300, 90),
+    (Slo(e2e=60.0), 300, 90),
+    (Slo(e2e=10.0), 390, 4),
+    (Slo(tpot=0.05), 300, 90),
+    (Slo(tpot=0.2), 300, 90),
+    (Slo(ttft=1.5, tpot=0.015), 300, 90),
+    (Slo(ttft=0.6, tpot=0.015), 20, 370),
+]
+
+
+def kept(t: Timing, slo: Slo) -> bool:
+    """Whether a request had all that it was promised."""
+    waited = slo.ttft is None or ttft(t) <= slo.ttft
+    paced = slo.tpot is None or tpot(t) <= slo.tpot
+    return waited and paced and (slo.e2e is None or t.finished - t.queued <= slo.e2e)
+
+
+def beside(
+    flood: tuple[Slo, int, int], every: float, rate: float = 20.0
+) -> tuple[list[Timing], list[Timing]]:
+    """What is let in of eight requests of a quiet tenant, and of a flood."""
+    wanted, prompt, output = flood
+    machine = Clocked(fair(within=slo()), FAST, **ROWS)
+    machine.admission = Admission(machine.scheduler)
+    machine.scheduler.reserve._by_tenant |= {"flood": float(output), "quiet": 30.0}
+    for i in range(round(8 * every * rate)):
+        at = 0.001 + i / rate
+        machine.at(ask(f"x{i}", prompt, output, arrival=at, tenant="flood", slo=wanted))
+    for i in range(8):
+        machine.at(ask(f"v{i}", 60, 30, arrival=i * every, tenant="quiet", slo=TIGHT))
+    done = machine.serve(8 * every + 4.0)
+    return of(done, "quiet"), of(done, "flood")
+
+
+@pytest.mark.parametrize("every", [0.5, 2.0])
+@pytest.mark.parametrize("flood", FLOODS)
+def test_whatever_a_flood_asks_for_a_quiet_tenant_is_let_in_and_promises_are_kept(
+    flood: tuple[Slo, int, int], every: float
+) -> None:
+    """Its prompts that wait stand behind the quiet one's; its streams, if they fill the rows that a
+    tighter pace bears, stand still as far as theirs allows; its end-to-end deadlines leave others
+    their part of the time too."""
+    quiet, flooding = beside(flood, every)
+    assert len(quiet) >= 7
+    assert all(kept(t, TIGHT) for t in quiet)
+    assert sum(kept(t, flood[0]) for t in flooding) >= 0.99 * len(flooding)
+    assert len(flooding) >= 8
+
+
+@pytest.mark.parametrize("wanted", [Slo(ttft=3.0), Slo()])
+def test_answers_that_fill_the_pool_keep_out_nobody_who_got_little(wanted: Slo) -> None:
+    """What is kept free for what a flood's streams will write is no reason to have one wait that
+    they give way to."""
+    quiet, _ = beside((wanted, 20, 370), 2.0)
+    assert len(quiet) >= 7
+    assert all(kept(t, TIGHT) for t in quiet)
+
+
+@pytest.mark.parametrize("output", [1, 4])
+@pytest.mark.parametrize("names", [1, 500])
+def test_so_many_names_are_before_a_newcomer_with_no_more_than_they_ask_for(
+    names: int, output: int
+) -> None:
+    """500 requests of a word: under 500 names they close the door no more than under one."""
+    machine = Clocked(fair(within=slo()), FAST, **ROWS)
+    machine.admission = Admission(machine.scheduler)
+    for i in range(500):
+        machine.at(ask(f"x{i}", 1, output, tenant=f"n{i % names}"))
+    machine.serve(0.2)
+    line = sum(seconds for _, seconds in machine.scheduler.backlog())
+    assert machine.scheduler.num_waiting > 100
+    assert machine.scheduler.ahead(machine.now + 0.6, "real", 0.03)[0] <= line + 0.03
+    for i in range(10):
+        asked = machine.now + 0.3 * i
+        machine.at(ask(f"v{i}", 60, 30, arrival=asked, tenant="real", slo=TIGHT))
+    real = of(machine.serve(), "real")
+    assert len(real) >= 8
+    assert all(kept(t, TIGHT) for t in real)
+
+
+def test_streams_without_a_promise_have_a_token_as_often_as_the_longest_steps_bring_one() -> None:
+    machine = Clocked(fair(within=slo()), FAST, **(ROWS | {"num_blocks": 8000}))
+    machine.admission = Admission(machine.scheduler)
+    machine.at(*[ask(f"x{i}", 20, 300, tenant="flood") for i in range(60)])
+    machine.serve(1.0)
+    machine.at(ask("v", 60, 100, arrival=machine.now, tenant="quiet", slo=TIGHT))
+    before = {seq: seq.num_output for seq in machine.scheduler.running}
+    start = machine.now
+    done = machine.serve(start + 1.4)
+    assert not machine.refused
+    assert not of(done, "quiet"), "it still streams"
+    gained = [seq.num_output - count for seq, count in before.items()]
+    assert min(gained) >= (machine.now - start) / MOST - 1
+    done = machine.serve()
+    assert all(kept(t, TIGHT) for t in of(done, "quiet"))
+
+
 @pytest.mark.parametrize("within", [None, slo()])
 def test_names_that_came_and_left_while_no_row_was_free_are_forgotten(
     within: Policy | None,
@@ -417,13 +520,13 @@ def test_names_that_came_and_left_while_no_row_was_free_are_forgotten(
     order = machine.scheduler._order
     machine.add(*[ask(f"s{i}", 8, 100, tenant=f"s{i}") for i in range(2)])
     machine.turn(4)
-    before = order.ahead(9.0, "new", 1.0)
+    before = order.ahead(9.0, "new", 1.0)[0]
     for i in range(200):
         machine.add(ask(f"g{i}", 40, 1, tenant=f"g{i}"))
         machine.turn(i % 2)
         machine.engine.abort(f"g{i}", machine.now)
     assert machine.scheduler.num_waiting == 0
-    assert order.ahead(9.0, "new", 1.0) <= before
+    assert order.ahead(9.0, "new", 1.0)[0] <= before
     assert not set(order._orders) - {"s0", "s1"}
 
 
