@@ -11,8 +11,12 @@ Times are seconds on the driver's clock. No text and no token is kept.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from octavo.core.steptime import Took
 
 MOST_CHUNKS = 64
 MOST_PREEMPTIONS = 16
@@ -133,6 +137,15 @@ class Journal:
         if seconds > SLOW * usual > 0.0:
             self.slow.append(Slow(now, seconds, rows, tokens))
         self._usual = usual + FOLLOW * (seconds - usual) if usual else seconds
+
+    def passed(self, steps: Iterable[Took], why: Wait | None) -> None:
+        """Steps that were filled and came back one behind the other; `why`: what stopped the queue
+        in each of them, if anything."""
+        for shape, started, finished in steps:
+            self.open(started)
+            if why is not None:
+                self.stopped(why)
+            self.stepped(int(shape.decodes), shape.tokens, finished - started, finished)
 
     def slowest(self, since: float) -> list[Slow]:
         """The slowest steps that came back after `since`, the slowest first."""

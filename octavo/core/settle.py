@@ -7,6 +7,7 @@ if each had had a step of its own, for as long as the guess at each place is wha
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from math import inf
 
 from octavo.core.batch import Batch, Row, RowResult, StepResult, Want
@@ -23,7 +24,7 @@ from octavo.core.request import (
 from octavo.core.reserve import Reserve
 from octavo.core.roster import Roster
 from octavo.core.slo import pace_from
-from octavo.core.steptime import StepFeatures, StepModel
+from octavo.core.steptime import StepFeatures, StepModel, Took
 from octavo.errors import EngineError, InvalidRequest
 
 # A NamedTuple without the detour over its own __new__: a step makes one for each row.
@@ -154,16 +155,36 @@ class Settler:
         counters.outputs += int(shape.sampled)
         counters.computed_tokens += num_tokens
         counters.output_tokens += gained
-        counters.busy_seconds += seconds
-        self._model.observe(shape, seconds)
-        if started >= self._finished:
-            self._model.waited(started - self._finished)
+        self._learn(shape, started, finished)
         self._finished = finished if self._roster.running else inf
         self.drafter.timed(rows, num_tokens, drafted, seconds)
 
+    def _learn(self, shape: StepFeatures, started: float, finished: float) -> None:
+        """How long a step took, and how long the executor stood before it."""
+        self._stats.counters.busy_seconds += finished - started
+        self._model.observe(shape, finished - started)
+        if started >= self._finished:
+            self._model.waited(started - self._finished)
+
+    def passed(self, steps: Collection[Took]) -> None:
+        """Steps of decodes alone went out and came back one behind the other (`stretch`)."""
+        gained = 0
+        for shape, started, finished in steps:
+            gained += int(shape.tokens)
+            self._learn(shape, started, finished)
+            self._finished = finished
+        counters = self._stats.counters
+        counters.steps += len(steps)
+        counters.rows += gained
+        counters.outputs += gained
+        counters.computed_tokens += gained
+        counters.output_tokens += gained
+
     def skip(self, steps: int) -> None:
-        """So many steps were settled without results."""
+        """So many steps have passed that brought no results."""
         self._committed += steps
+        if not self._roster.running:
+            self._finished = inf
 
     def _verify(self, seq: Sequence, res: RowResult, events: list[Event], now: float) -> None:
         """Take the choices of a row with a draft while what they rest on turns out right.

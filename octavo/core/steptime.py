@@ -114,6 +114,9 @@ class StepFeatures(NamedTuple):
         )
 
 
+Took = tuple[StepFeatures, float, float]  # a step's shape, and when it started and finished
+
+
 @dataclass(frozen=True, slots=True)
 class Coefficients:
     """Seconds per unit of each feature; `knee` is in tokens, and learned from probes alone."""

@@ -20,7 +20,7 @@ from octavo.core.history import Wait
 from octavo.core.policy import Occupancy, to_nobody
 from octavo.core.request import FinishReason, Sequence
 from octavo.core.scheduler import Scheduler, unwatched
-from octavo.core.steptime import StepFeatures
+from octavo.core.steptime import StepFeatures, Took
 
 
 class _Bar(NamedTuple):
@@ -56,11 +56,12 @@ class Stretch:
         self._token = token
         self._bar = bar
         self._taken = 0
+        self._untold: list[Took] = []  # of these, what journal, counters and step model miss
+        self._expiry = self._roster.next_expiry  # nobody comes, so it stays
         self._shape: StepFeatures | None = None
         # With a slower one beside it, it may need others to stand still (`Pace.still`).
         paces = {seq.pace for seq in seqs} if scheduler.policy.timed else set()
         self._tightest = min(paces) if len(paces) > 1 else inf
-        self._counted = 0  # of these, what the order knows of
         self._starts = [seq.num_scheduled for seq in seqs]
         self._lasts = [seq.max_len - len(seq.tokens) for seq in seqs]  # steps that each has left
         self._size = size = scheduler.blocks.block_size
@@ -97,24 +98,20 @@ class Stretch:
         """Take the next step, which is filled and begun at `started`. False, and nothing is done,
         if it is not like the others: a deadline in the queue has passed, or blocks run out, or the
         first in line might have enough of them."""
-        scheduler, roster, blocks, bar = self._scheduler, self._roster, self._blocks, self._bar
+        blocks, bar = self._blocks, self._bar
         fill = self._fills.get(self._taken % self._size, ())
         left = blocks.num_available - len(fill)
-        if left < 0 or roster.next_expiry <= started:
+        if left < 0 or self._expiry <= started:
             return False
         if bar is not None and not bar.holds(left, self._taken):
             return False
-        shape, rows = self.shape, self._rows
-        if self._tightest < inf and self._tightest < self._longest(shape):
-            return False
-        roster.fill(started)
+        if self._tightest < inf:
+            self._tell()  # what the model learned from the steps before decides
+            if self._tightest < self._longest(self.shape):
+                return False
         for seq in fill:
             blocks.add(seq)
-        if bar is not None:
-            roster.stats.journal.stopped(bar.why)
-        scheduler._pace.alone(shape)
-        scheduler._mean_context = (shape.decode_context - rows) / rows
-        scheduler._settler.note(rows, shape, finished - started, finished)
+        self._untold.append((self.shape, started, finished))
         self._taken += 1
         self._shape = None
         self.most -= 1
@@ -123,7 +120,6 @@ class Stretch:
                 self._publish(seq)
         if not self.most:
             self._end(finished)
-        scheduler._settler.count(shape, rows, rows, 0, started, finished)
         return True
 
     def _longest(self, shape: StepFeatures) -> float:
@@ -157,10 +153,21 @@ class Stretch:
             self.most = self.most if self._bar is not None else 0
 
     def _tell(self) -> None:
-        """The order is told of the tokens since it was last told."""
-        steps, self._counted = self._taken - self._counted, self._taken
-        for _ in range(steps):
-            self._scheduler._order.decoded(self.seqs)
+        """Whoever keeps sums of steps is told of those since the last time: before somebody ends,
+        or the step model is asked, nobody reads them."""
+        steps, self._untold = self._untold, []
+        if not steps:
+            return
+        scheduler, roster, rows = self._scheduler, self._roster, self._rows
+        shape, roster.now, _ = steps[-1]
+        roster.stats.journal.passed(steps, None if self._bar is None else self._bar.why)
+        for _ in steps:
+            scheduler._order.decoded(self.seqs)
+        # Each step would overwrite what the one before it left there, as the model was before it.
+        scheduler._settler.passed(steps[:-1])
+        scheduler._pace.alone(shape)
+        scheduler._mean_context = (shape.decode_context - rows) / rows
+        scheduler._settler.passed(steps[-1:])
 
     def _bring(self, seq: Sequence, start: int) -> None:
         """A sequence to where the latest step left it."""
@@ -177,10 +184,9 @@ class Stretch:
         """All sequences are where the latest step left them."""
         if not self._taken:
             return
-        if self.seqs:
-            self._tell()
-            for seq, start in zip(self.seqs, self._starts, strict=True):
-                self._bring(seq, start)
+        self._tell()
+        for seq, start in zip(self.seqs, self._starts, strict=True):
+            self._bring(seq, start)
         self._scheduler._skip(self._taken)
         self._scheduler._settler.skip(self._taken)
 
