@@ -259,7 +259,7 @@ class Admission:
         )
         admitted: list[Request] = []
         for request, need in zip(requests, needs, strict=True):
-            forecast, why = self._weighed(request, need, house, placed)
+            forecast, why, never = self._weighed(request, need, house, placed)
             if why is None:
                 admitted.append(request.forecast(forecast))
                 continue
@@ -268,8 +268,13 @@ class Admission:
             if request.slo.degrade:
                 self._scheduler.stats.counters.degraded += len(requests)
                 return [_degraded(one, forecast) for one in requests]
-            refusal = self._refused(requests, needs, house, forecast, why)
-            if isinstance(refusal, Unattainable) and request.slo.ttft is not None:
+            if len(requests) > 1:
+                never = self._impossible(requests, needs)
+            if never is not None:
+                raise self._never(request.slo, *never)
+            self._scheduler.turned_away(request.tenant, now)
+            refusal = self._refusal(request.slo, request.tenant, forecast, why)
+            if request.slo.ttft is not None:
                 work = sum([self._work(*need) for need in needs])
                 wanted = Wanted(request.tenant, work, request.slo.ttft)
                 self._come_back(refusal, _known(requests, key), wanted, house)
@@ -282,9 +287,9 @@ class Admission:
 
     def _weighed(
         self, request: Request, need: _Need, house: _House, placed: bool
-    ) -> tuple[Forecast, str | None]:
-        """The forecast of a request, and why it cannot be let in; if it can, it is counted.
-        placed: it has come back to a place that was kept for it."""
+    ) -> tuple[Forecast, str | None, tuple[str, Forecast] | None]:
+        """The forecast of a request, why it cannot be let in, and why it never could be, alone; if
+        it can, it is counted. placed: it has come back to a place that was kept for it."""
         slo, line = request.slo, self._scheduler.backlog()
         due = self._scheduler.first_due(request)
         work = self._scheduler.model.prefilling(need[1], need[0])
@@ -296,21 +301,23 @@ class Admission:
         tpot = self._scheduler.decode_seconds(steps.coming, rows, len(request.prompt))
         forecast = _new(Forecast, (ttft, self._scheduler.model.gap + tpot))
         if not slo:
-            return forecast, None
+            return forecast, None, None
         why = self._broken(request, forecast, steps, rows)
         if why is None:
             places = self._places(request.tenant, house.now) if self.kept and not placed else []
             if places or line:
                 why = self._squeezed(newcomer, steps, line or [], places)
+        never = None if why is None else self._impossible([request], [need])
         if slo.ttft is not None and self._scheduler.policy.by_deadline:
             # What this server could never keep tells nothing of how much time there is.
-            if why is None or self._impossible([request], [need]) is None:
+            if never is None:
                 self._shortage += FOLLOW * ((why is not None) - self._shortage)
             if why is None and not placed:
                 why = self._crowding(work, steps, forecast.ttft, slo.ttft)
+                never = None if why is None else self._impossible([request], [need])
         if why is None:
             self._scheduler.expected[request.id] = (due, work)
-        return forecast, why
+        return forecast, why, never
 
     def _broken(self, request: Request, forecast: Forecast, steps: _Steps, rows: int) -> str | None:
         """Which promise cannot be kept, if any."""
@@ -523,22 +530,6 @@ class Admission:
 
     # ---- refusals -------------------------------------------------------------------------------
 
-    def _refused(
-        self,
-        requests: Sequence[Request],
-        needs: Sequence[_Need],
-        house: _House,
-        forecast: Forecast,
-        why: str,
-    ) -> Unattainable | TooTight:
-        """What to tell the requests of a body of which one cannot be kept: never, or not now."""
-        first, never = requests[0], self._impossible(requests, needs)
-        if never is not None:
-            why, alone = never
-            return self._never(first.slo, why, alone)
-        self._scheduler.turned_away(first.tenant, house.now)
-        return self._refusal(first.slo, first.tenant, forecast, why)
-
     def _come_back(self, refusal: Unattainable, key: int, wanted: Wanted, house: _House) -> None:
         """Keep a place for one that is refused, and tell it when that is."""
         # The margin twice: what is forecast when it comes may exceed what is forecast of that now,
@@ -610,10 +601,12 @@ class Admission:
     def _over_share(self, tenant: str) -> bool:
         """Whether this tenant has more in the house than its part of it."""
         weights, others = self.limits.weights, list(self.by_tenant.items())
+        if len(others) < 2:
+            return False
         own = self.by_tenant.get(tenant, 0.0)
-        total = sum(tokens for _, tokens in others)
-        parts = sum(weights.get(name, 1.0) for name, _ in others)
-        if len(others) < 2 or isinf(total):
+        total = sum([tokens for _, tokens in others])
+        parts = sum([weights.get(name, 1.0) for name, _ in others])
+        if isinf(total):
             return False
         return own > total * weights.get(tenant, 1.0) / parts
 
