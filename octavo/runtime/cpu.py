@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from octavo.core.batch import Batch, StepResult
+from octavo.core.batch import Batch, RowResult, StepResult
 from octavo.core.executor import Capacity
 from octavo.errors import BadFile, EngineError
 from octavo.kernels import _cpu
@@ -50,6 +50,9 @@ PRODUCTS = {  # of quantised weights
 NARROW = 1024
 
 HEAD = "final_norm_head"
+
+# Of a row that must not reach the cache: the KV of such a token holds zeros in place of what it is.
+BROKEN = "the model's keys or values hold NaN or infinity (token {0} of the sequence)"
 
 ALIGN = 64
 
@@ -161,24 +164,29 @@ class CpuExecutor:
         started = time.monotonic()
         try:
             if embedded:
-                out = self._executor.run(*arrays, None, self.options.eager, normed)
+                out, broken = self._executor.run(*arrays, None, self.options.eager, normed)
             else:
-                out = self._executor.run(*arrays, None, self.options.eager)
+                out, broken = self._executor.run(*arrays, None, self.options.eager)
         except ValueError as error:
             raise EngineError(f"step {batch.step}: {error}") from error
         rows = sampling.decode(batch, out)
         for seq_id, at in embedded:
             rows[seq_id] = rows[seq_id]._replace(embedding=normed[at].tobytes())
+        for row, position in broken:
+            rows[batch.rows[row].seq_id] = RowResult(error=BROKEN.format(position))
         return StepResult(batch.step, rows, started, time.monotonic())
 
     def ready_at(self) -> float | None:
         return None
 
     def logits(self, batch: Batch) -> Floats:
-        """Run a batch and return the logits of its wants, [S, vocab], in order."""
+        """Run a batch and return the logits of its wants, [S, vocab], in order. Raises EngineError
+        where the model's keys or values are not finite."""
         arrays = encode(batch)
         out = np.empty((len(arrays[3]), self.config.vocab_size), np.float32)
-        self._executor.run(*arrays, out, self.options.eager)
+        _, broken = self._executor.run(*arrays, out, self.options.eager)
+        if broken:
+            raise EngineError(BROKEN.format(broken[0][1]))
         return out
 
     def memory(self) -> dict[str, int]:

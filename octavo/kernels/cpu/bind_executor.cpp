@@ -130,7 +130,8 @@ void add_op(BoundExecutor& self, const std::string& name, const std::vector<int3
   self.executor.add_op(std::move(op));
 }
 
-nb::bytes run(BoundExecutor& self, nb::handle rows, nb::handle tokens, nb::handle tables,
+// Returns the samples, and (row, first position) of each row whose keys or values were not finite.
+nb::tuple run(BoundExecutor& self, nb::handle rows, nb::handle tokens, nb::handle tables,
               nb::handle wanted, const nb::bytes& samples, nb::handle data,
               std::optional<Matrix> logits, bool eager, std::optional<Matrix> normed) {
   const Ints r(rows), t(tokens), b(tables), w(wanted), d(data);
@@ -149,7 +150,8 @@ nb::bytes run(BoundExecutor& self, nb::handle rows, nb::handle tokens, nb::handl
   const StepInput step{r.data(), r.size() / 4, t.data(), t.size(),    b.data(),
                        b.size(), w.data(),     w.size(), specs.data()};
   std::vector<SampleOut> out(specs.size());
-  const StepOutput into{out.data(), logits ? logits->data() : nullptr,
+  std::vector<int32_t> broken(size_t(r.size() / 4), WHOLE);
+  const StepOutput into{out.data(), broken.data(), logits ? logits->data() : nullptr,
                         normed ? normed->data() : nullptr};
   const char* wrong;
   {
@@ -157,7 +159,10 @@ nb::bytes run(BoundExecutor& self, nb::handle rows, nb::handle tokens, nb::handl
     wrong = eager ? self.executor.run_eagerly(step, into) : self.executor.run(step, into);
   }
   if (wrong != nullptr) throw std::invalid_argument(wrong);
-  return nb::bytes(out.data(), out.size() * sizeof(SampleOut));
+  nb::list rows_broken;
+  for (size_t i = 0; i < broken.size(); ++i)
+    if (broken[i] != WHOLE) rows_broken.append(nb::make_tuple(i, broken[i]));
+  return nb::make_tuple(nb::bytes(out.data(), out.size() * sizeof(SampleOut)), rows_broken);
 }
 
 nb::dict timing(const BoundExecutor& self) {

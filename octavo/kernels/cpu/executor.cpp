@@ -192,6 +192,7 @@ void Executor::finish(int64_t arena_bytes) {
   position_.resize(size_t(config_.max_tokens));
   block_.resize(size_t(config_.max_tokens));
   slot_.resize(size_t(config_.max_tokens));
+  broken_ = std::make_unique<std::atomic<int32_t>[]>(size_t(config_.max_tokens));
 }
 
 Executor::Memory Executor::memory() const {
@@ -248,6 +249,7 @@ void Executor::begin(const StepInput& step, const StepOutput& out) {
     const int32_t* r = step.rows + i * 4;
     const int32_t* table = step.tables + r[2];
     step_rows_.push_back({r[0], r[1], token, table});
+    broken_[size_t(i)].store(WHOLE, std::memory_order_relaxed);
     for (int32_t p = r[0]; p < r[0] + r[1]; ++p, ++token) {
       row_[size_t(token)] = int32_t(i);
       position_[size_t(token)] = p;
@@ -308,6 +310,7 @@ const char* Executor::run(const StepInput& step, const StepOutput& out) {
   reset_counters();
   only_ = nullptr;
   pool_.run([](void* self, int thread) { static_cast<Executor*>(self)->walk(thread); }, this);
+  report(out);
   steps_ += 1;
   steps_ns_ += now_ns() - started_ns_;
   return nullptr;
@@ -321,7 +324,22 @@ const char* Executor::run_eagerly(const StepInput& step, const StepOutput& out) 
     only_ = &op;
     pool_.run([](void* self, int thread) { static_cast<Executor*>(self)->walk(thread); }, this);
   }
+  report(out);
   return nullptr;
+}
+
+// A key or value of this token is not finite. The lowest position stands, whoever comes first.
+void Executor::break_row(int64_t token) {
+  std::atomic<int32_t>& first = broken_[size_t(row_[size_t(token)])];
+  const int32_t position = position_[size_t(token)];
+  int32_t known = first.load(std::memory_order_relaxed);
+  while (position < known && !first.compare_exchange_weak(known, position)) {
+  }
+}
+
+void Executor::report(const StepOutput& out) const {
+  for (int64_t i = 0; i < step_.num_rows; ++i)
+    out.broken[i] = broken_[size_t(i)].load(std::memory_order_relaxed);
 }
 
 void Executor::reset_counters() {
@@ -576,7 +594,8 @@ void Executor::qkv_heads(const OpSpec& op, const Acts& acts, Thread& t, int64_t 
       for (int64_t h = k0; h < k1; ++h) {
         float* k = t.tile + (r - r0) * width + (h - k0) * dim;
         rotate(op, op.k_norm, bias ? bias + h * dim : nullptr, k, r);
-        rows_.store_k(k, dim, block_of(r, op.layer, h), slot_[size_t(r)], kv_.type);
+        if (!rows_.store_k(k, dim, block_of(r, op.layer, h), slot_[size_t(r)], kv_.type))
+          break_row(r);
       }
   }
 }
@@ -597,7 +616,8 @@ void Executor::qkv_values(const OpSpec& op, const Acts& acts, Thread& t, int64_t
       for (int64_t i = p * LANES; i < end * LANES;) {
         const int64_t head = i / dim, d0 = i % dim, d1 = std::min(dim, d0 + end * LANES - i);
         uint8_t* values = block_of(r, op.layer, head) + kv_.head_bytes / 2;
-        rows_.store_v(v + (i - p * LANES), dim, d0, d1, values, slot_[size_t(r)], kv_.type);
+        if (!rows_.store_v(v + (i - p * LANES), dim, d0, d1, values, slot_[size_t(r)], kv_.type))
+          break_row(r);
         i += d1 - d0;
       }
     }

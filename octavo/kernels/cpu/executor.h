@@ -72,10 +72,13 @@ struct StepInput {
   const SampleRow* samples;  // one for each wanted token, linked
 };
 
-// What a step gives: samples[num_wanted]; and, where not null, logits[num_wanted][vocab] and the
-// normed rows that the head read, normed[num_wanted][hidden].
+// What a step gives: samples[num_wanted]; broken[num_rows], the first position of each row whose keys
+// or values were not finite, or WHOLE: what came of such a row means nothing. And, where not null,
+// logits[num_wanted][vocab] and the normed rows that the head read, normed[num_wanted][hidden].
+constexpr int32_t WHOLE = INT32_MAX;
 struct StepOutput {
   SampleOut* samples;
+  int32_t* broken;
   float* logits = nullptr;
   float* normed = nullptr;
 };
@@ -167,6 +170,8 @@ class Executor {
     return op.wanted ? step_.num_wanted : step_.num_tokens;
   }
   uint8_t* block_of(int64_t token, int64_t layer, int64_t head) const;
+  void break_row(int64_t token);
+  void report(const StepOutput& out) const;
 
   template <class Fn>
   void share(Thread& t, int64_t units, int64_t grain, const Fn& fn);
@@ -212,6 +217,7 @@ class Executor {
   StepOutput out_{};
   std::vector<StepRow> step_rows_, wanted_rows_;
   std::vector<int32_t> row_, position_, block_, slot_;  // of each token
+  std::unique_ptr<std::atomic<int32_t>[]> broken_;      // of each row
   const OpSpec* only_ = nullptr;                  // eager: the op to run
   std::vector<LogitRow> head_rows_;  // of each wanted position
   std::vector<int64_t> passes_;      // where each of the head's passes begins, and the end

@@ -29,10 +29,12 @@ struct RowTable {
   void (*act_mul)(Act act, const float* gate, const float* up, int64_t n, float* out);
   // Rotates the pairs (x[i], x[i + half]) by the angles whose cosines and sines are given.
   void (*rope)(float* x, const float* cos, const float* sin, int64_t half);
-  // One token's key or value of one head into slot `slot` of a block's keys or values.
-  void (*store_k)(const float* k, int64_t d, void* keys, int64_t slot, KvType type);
+  // One token's key or value of one head into slot `slot` of a block's keys or values. What bf16
+  // cannot hold (NaN, infinities) is stored as zero, whatever the type: in a product with the weight
+  // 0 of tokens that do not see it, it would reach them all the same. Returns whether all was finite.
+  bool (*store_k)(const float* k, int64_t d, void* keys, int64_t slot, KvType type);
   // Only dims i0..i1 of the d, which INT8 wants all; v points at dim i0.
-  void (*store_v)(const float* v, int64_t d, int64_t i0, int64_t i1, void* values, int64_t slot,
+  bool (*store_v)(const float* v, int64_t d, int64_t i0, int64_t i1, void* values, int64_t slot,
                   KvType type);
   // For the probes. Sums n bytes (a multiple of 256) so that the reads are not elided; prefetches
   // `ahead` bytes ahead, or not at all for 0.

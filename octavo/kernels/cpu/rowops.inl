@@ -68,11 +68,20 @@ void rope(float* x, const float* cos, const float* sin, int64_t half) {
   }
 }
 
+constexpr float KV_MOST = 0x1.fep127f;  // the largest bf16
+
+// x, with zeros for what is no finite bf16; `fine` loses those lanes.
+OCTAVO_INLINE F finite_or_zero(F x, M& fine) {
+  const M ok = le(abs(x), set1(KV_MOST));  // of NaN: no
+  fine = and_(fine, ok);
+  return select(ok, x, zero_f());
+}
+
 // d values as v / scale + 128, and the bits of the scale in bf16. It is rounded up before it
 // divides, so that no value leaves -127..127.
-OCTAVO_INLINE uint16_t quantise(const float* x, int64_t d, uint8_t* out) {
+OCTAVO_INLINE uint16_t quantise(const float* x, int64_t d, uint8_t* out, M& fine) {
   F most = zero_f();
-  for (int64_t i = 0; i < d; i += 16) most = max(most, abs(load(x + i)));
+  for (int64_t i = 0; i < d; i += 16) most = max(most, abs(finite_or_zero(load(x + i), fine)));
   const float exact = hmax(most) / 127.0f;
   uint32_t bits;
   __builtin_memcpy(&bits, &exact, 4);
@@ -81,59 +90,72 @@ OCTAVO_INLINE uint16_t quantise(const float* x, int64_t d, uint8_t* out) {
   __builtin_memcpy(&scale, &bits, 4);
   const F inverse = set1(scale > 0.0f ? 1.0f / scale : 0.0f);
   for (int64_t i = 0; i < d; i += 16)
-    store_i8(reinterpret_cast<int8_t*>(out) + i, to_i32(mul(load(x + i), inverse)));
+    store_i8(reinterpret_cast<int8_t*>(out) + i,
+             to_i32(mul(finite_or_zero(load(x + i), fine), inverse)));
   for (int64_t i = 0; i < d; ++i) out[i] ^= 0x80;
   return static_cast<uint16_t>(bits >> 16);
 }
 
-void store_k_int8(const float* k, int64_t d, void* keys, int64_t slot) {
+bool store_k_int8(const float* k, int64_t d, void* keys, int64_t slot) {
   uint8_t bytes[256];
+  M fine = first_n(16);
   auto* out = static_cast<uint8_t*>(keys);
-  const uint16_t scale = quantise(k, d, bytes);
+  const uint16_t scale = quantise(k, d, bytes, fine);
   for (int64_t i = 0; i < d; i += 4)
     __builtin_memcpy(out + (i / 4 * BLOCK_TOKENS + slot) * 4, bytes + i, 4);
   __builtin_memcpy(out + BLOCK_TOKENS * d + 2 * slot, &scale, 2);
+  return all(fine);
 }
 
-void store_v_int8(const float* v, int64_t d, void* values, int64_t slot) {
+bool store_v_int8(const float* v, int64_t d, void* values, int64_t slot) {
   uint8_t bytes[256];
+  M fine = first_n(16);
   auto* out = static_cast<uint8_t*>(values);
-  const uint16_t scale = quantise(v, d, bytes);
+  const uint16_t scale = quantise(v, d, bytes, fine);
   uint8_t* at = out + slot / 4 * d * 4 + slot % 4;
   for (int64_t i = 0; i < d; ++i) at[4 * i] = bytes[i];
   __builtin_memcpy(out + BLOCK_TOKENS * d + 2 * slot, &scale, 2);
+  return all(fine);
 }
 
-void store_k(const float* k, int64_t d, void* keys, int64_t slot, KvType type) {
+bool store_k(const float* k, int64_t d, void* keys, int64_t slot, KvType type) {
   if (type == KvType::INT8) return store_k_int8(k, d, keys, slot);
+  M fine = first_n(16);
   if (type == KvType::F32) {
     auto* out = static_cast<float*>(keys) + slot;
-    for (int64_t i = 0; i < d; ++i) out[i * BLOCK_TOKENS] = k[i];
-    return;
+    for (int64_t i = 0; i < d; i += 16) {
+      alignas(64) float some[16];
+      store(some, finite_or_zero(load(k + i), fine));
+      for (int64_t j = 0; j < 16; ++j) out[(i + j) * BLOCK_TOKENS] = some[j];
+    }
+    return all(fine);
   }
   auto* out = static_cast<uint32_t*>(keys) + slot;
   for (int64_t i = 0; i < d; i += 16) {
     alignas(64) uint32_t pairs[8];
-    store_bf16(reinterpret_cast<uint16_t*>(pairs), load(k + i));
+    store_bf16(reinterpret_cast<uint16_t*>(pairs), finite_or_zero(load(k + i), fine));
     __asm__("" : "+m"(pairs));  // read below as dwords what was written as halves
     for (int64_t j = 0; j < 8; ++j) out[(i / 2 + j) * BLOCK_TOKENS] = pairs[j];
   }
+  return all(fine);
 }
 
-void store_v(const float* v, int64_t d, int64_t i0, int64_t i1, void* values, int64_t slot,
+bool store_v(const float* v, int64_t d, int64_t i0, int64_t i1, void* values, int64_t slot,
              KvType type) {
   if (type == KvType::INT8) return store_v_int8(v, d, values, slot);
+  M fine = first_n(16);
   if (type == KvType::F32) {
     auto* out = static_cast<float*>(values) + slot * d;
-    for (int64_t i = i0; i < i1; ++i) out[i] = v[i - i0];
-    return;
+    for (int64_t i = i0; i < i1; i += 16) store(out + i, finite_or_zero(load(v + (i - i0)), fine));
+    return all(fine);
   }
   auto* out = static_cast<uint16_t*>(values) + (slot / 2) * d * 2 + slot % 2;
   for (int64_t i = i0; i < i1; i += 16) {
     alignas(64) uint16_t half[16];
-    store_bf16(half, load(v + (i - i0)));
+    store_bf16(half, finite_or_zero(load(v + (i - i0)), fine));
     for (int64_t j = 0; j < 16; ++j) out[(i + j) * 2] = half[j];
   }
+  return all(fine);
 }
 
 template <bool asks>
