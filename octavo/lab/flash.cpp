@@ -10,7 +10,7 @@
 #include "isa.h"
 #include "vec_portable.h"
 
-#include "attention.inl"
+#include "attention_table.inl"
 #include "naive.inl"
 #include "rowops.inl"
 

@@ -5,7 +5,6 @@
 #include "rowops.h"
 #include "vec_avx512.h"
 
-#define OCTAVO_TILES
 #include "prepare.inl"
 #include "linear_tiles.inl"
 #include "attention_tiles.inl"

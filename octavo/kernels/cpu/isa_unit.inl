@@ -3,7 +3,7 @@
 // share one namespace: names must differ between them.
 #include "linear.inl"
 #include "sample.inl"
-#include "attention.inl"
+#include "attention_table.inl"
 #include "rowops.inl"
 #include "naive.inl"
 
