@@ -241,10 +241,10 @@ class Ground:
 
         return self.measured(key, make)
 
-    def margin(self) -> float:
-        """The factor on forecasts with which the latest gated run ended: a server's lives on."""
-        ends = [cell["margin"][1] for cell in self.ledger.cells.values() if "margin" in cell]
-        return float(ends[-1]) if ends else Margin().factor
+    def margin(self) -> Margin:
+        """The margin with which the latest gated run ended: a server's lives on."""
+        ends = [cell["margin"] for cell in self.ledger.cells.values() if "margin" in cell]
+        return Margin(*ends[-1][1:]) if ends else Margin()
 
     def play(self, who: Contestant, visits: list[Visit], anyway: int = 0) -> Cell:
         """Visits on a new scheduler, and all that is worth knowing about them."""
@@ -254,7 +254,9 @@ class Ground:
         )  # fmt: skip
         engine = setting.engine(self.assembly.executor)
         margin = engine.scheduler.margin
-        margin.factor = before = self.margin() if who.gated else 1.0
+        known = self.margin() if who.gated else Margin(1.0)
+        margin.factor = before = known.factor
+        margin.exceeded = known.exceeded
         wanted = stage.requests(visits, self.assembly.door.vocab_size, "real")
         gate = Gate(engine.scheduler, who.gated, anyway)
         seen, begun, times = (
@@ -271,7 +273,7 @@ class Ground:
         return {
             **summary(visits, trial),
             "rows": rows_of(visits, wanted, trial, gate),
-            **({"margin": [before, margin.factor]} if who.gated else {}),
+            **({"margin": [before, margin.factor, margin.exceeded]} if who.gated else {}),
             "gate_us": [float(q) * 1e6 for q in np.percentile(gate.took, (50, 90, 99))]
             if gate.took
             else None,

@@ -576,6 +576,8 @@ def main() -> None:
         parser.error("--best says which settings had the knee: give --knee too")
     if args.policies and args.command != "fairness":
         parser.error(f"--policies is for fairness, not for {args.command}")
+    if args.out.is_dir():
+        parser.error(f"--out is a file of runs, and {args.out} is a folder")
     ground = Ground(args.model, Ledger(args.out), args.seconds, args.budget, args.probe)
     try:
         values, tables = COMMANDS[args.command](ground, args)

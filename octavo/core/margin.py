@@ -18,13 +18,14 @@ EARLY = 5.0  # times as much: what the first that is exceeded raises it, the sec
 
 
 class Margin:
-    """factor: by what forecasts are multiplied before a promise is made."""
+    """factor: by what forecasts are multiplied before a promise is made. exceeded: how many were so
+    far."""
 
-    __slots__ = ("_exceeded", "factor")
+    __slots__ = ("exceeded", "factor")
 
-    def __init__(self) -> None:
-        self.factor = FIRST
-        self._exceeded = 0
+    def __init__(self, factor: float = FIRST, exceeded: int = 0) -> None:
+        self.factor = factor
+        self.exceeded = exceeded
 
     def came(self, forecast: float, took: float, promised: float) -> None:
         """A first token was promised within `promised` seconds, forecast after `forecast`, and took
@@ -32,7 +33,7 @@ class Margin:
         if forecast < NEAR * promised:
             return
         if took > self.factor * forecast:
-            self._exceeded += 1
-            self.factor = min(self.factor + UP * max(1.0, EARLY / self._exceeded), MOST)
+            self.exceeded += 1
+            self.factor = min(self.factor + UP * max(1.0, EARLY / self.exceeded), MOST)
         else:
             self.factor = max(self.factor - DOWN, 1.0)
