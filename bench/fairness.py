@@ -1,11 +1,12 @@
 """A flood beside a quiet tenant, in the simulator: how much longer the quiet one waits.
 
-    python bench/fairness.py [--policies fair:64,fair-slo] [--rate 1.45] [--places 6] [--out FILE]
+    python bench/fairness.py [--policies fair:64,fair-slo+admission] [--rate 1.45] [--out FILE]
 
 The machine, the trace and the deadlines are those of `bench/real.py`: its step times come from that
 file of real runs (what is missing there is measured first). One tenant sends RATE requests a
 second, alone and then beside another that sends ten times as much, from each of so many places of
-the trace. What `bench/real.py fairness` does on the engine, more often than an engine could.
+the trace. What `bench/real.py fairness` does on the engine, more often than an engine could. With a door
+(`+admission`) a request is in time if it was let in and kept; promises are those of both.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def ttfts(made: list[Outcome]) -> list[float]:
 
 def row(ground: Ground, who: Contestant, rate: float, places: int) -> list[str]:
     alone, flooded, times = list[float](), list[float](), list[float]()
-    paces, in_time = list[bool](), list[bool]()
+    paces, in_time, kept = list[bool](), list[bool](), list[bool]()
     for place in range(places):
         solo = outcomes(ground, who, beside(ground, rate, 0, place), place)
         both = outcomes(ground, who, beside(ground, rate, 10, place), place)
@@ -60,12 +61,14 @@ def row(ground: Ground, who: Contestant, rate: float, places: int) -> list[str]:
         alone, flooded = [*alone, pair[0]], [*flooded, pair[1]]
         times.append(pair[1] / pair[0])
         in_time += [met(ground.slo, one) for one in both[QUIET]]
+        kept += [met(ground.slo, one) for one in both[QUIET] + both[FLOOD] if not one.refused]
         most = ground.slo.tpot or float("inf")
         paces += [one.tpot <= most for one in both[FLOOD] if one.tpot is not None]
     return [
         who.name, f"{1e3 * np.mean(alone):.0f}", f"{1e3 * np.mean(flooded):.0f}",
         f"{np.mean(times):.2f} ({min(times):.2f} to {max(times):.2f})",
         f"{np.mean(in_time):.0%}", f"{np.mean(paces):.0%}",
+        f"{sum(kept)} of {len(kept)}" if who.gated else "",
     ]  # fmt: skip
 
 
@@ -83,7 +86,7 @@ def main() -> None:
         row(ground, contestant(name), args.rate, args.places) for name in args.policies.split(",")
     ]
     head = ["policy", "alone P99 ms", "flooded P99", "times as long", "quiet: in time",
-            "flood: paces kept"]  # fmt: skip
+            "flood: paces kept", "promises kept"]  # fmt: skip
     title = (
         f"TTFT of a tenant at {args.rate:g}/s beside one at ten times that, {args.places} places"
     )
