@@ -5,8 +5,8 @@
 The machine, the trace and the deadlines are those of `bench/real.py`: its step times come from that
 file of real runs (what is missing there is measured first). One tenant sends RATE requests a
 second, alone and then beside another that sends ten times as much, from each of so many places of
-the trace. What `bench/real.py fairness` does on the engine, more often than an engine could. With a door
-(`+admission`) a request is in time if it was let in and kept; promises are those of both.
+the trace. What `bench/real.py fairness` does on the engine, more often than an engine could. With a
+door (`+admission`) a request is in time if it was let in and kept; promises are those of both.
 """
 
 from __future__ import annotations
