@@ -384,7 +384,7 @@ class SlackPace:
         self._owed = model.gamma * model.prefilling(0, 2 * GRAIN) + 0.5 * self._decode
 
     def alone(self, step: StepFeatures) -> None:
-        self._asked = False
+        self._asked, self._still = False, {}  # none stands still there
         self._decode = self._allowed = self._seconds(step)
         self._owe()
 

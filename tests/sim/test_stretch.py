@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,7 +18,8 @@ from octavo.core.fair import Fair
 from octavo.core.history import Record
 from octavo.core.policies import POLICIES
 from octavo.core.policy import fcfs
-from octavo.core.request import Request, SamplingParams, Slo
+from octavo.core.request import Request, SamplingParams, Sequence, Slo
+from octavo.core.scheduler import Plan, Scheduler
 from octavo.core.slo import slo
 from octavo.core.steptime import Coefficients
 from octavo.core.stretch import foresee
@@ -197,6 +198,43 @@ def test_nothing_depends_on_foresight(case: Case, durations: str) -> None:
         assert found[name] == value, name
     for step, batch in fast.batches.items():
         assert slow.batches[step] == batch
+
+
+class Mixed(Case):
+    """Paces so mixed, and rows so dear, that the slower streams stand still for the tightest."""
+
+    def wanted(self) -> Callable[[Item], dict[str, Any]]:
+        draw = random.Random(self.seed)
+
+        def fields(_: Item) -> dict[str, Any]:
+            promptly = Slo(ttft=draw.choice((0.3, 2.0)), tpot=draw.choice((0.015, 0.03)))
+            kinds = (Slo(), Slo(), promptly, Slo(tpot=0.08), Slo(tpot=0.3), Slo(e2e=self.e2e))
+            return {"slo": draw.choice(kinds)}
+
+        return fields
+
+
+@pytest.mark.parametrize("noise", [0.2, 0.8])
+@pytest.mark.parametrize("policy", ["slo", "fair-slo"])
+def test_nothing_depends_on_foresight_where_streams_stand_still(
+    policy: str, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The more noise the more often they begin and cease to."""
+    stood = [0]
+
+    def still(self: Scheduler, plan: Plan, seqs: Collection[Sequence]) -> None:
+        stood[0] += len(seqs)
+        stand_still(self, plan, seqs)
+
+    stand_still = Scheduler._stand_still
+    monkeypatch.setattr(Scheduler, "_stand_still", still)
+    dear, capacity = Fitted(replace(STEP, decode=3e-3)), Capacity(200, 16, 48, 12, 48, 400)
+    for seed in range(20):
+        case = Mixed(seed, policy, True, capacity, 20.0, (5.0, 60.0), noise, True, 1, 4.0, 2)
+        _, truth = played(case, dear, foresight=False)
+        _, found = played(case, dear, foresight=True)
+        assert found == truth, seed
+    assert stood[0] > 1000
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
