@@ -277,6 +277,9 @@ class Ground:
             "gate_us": [float(q) * 1e6 for q in np.percentile(gate.took, (50, 90, 99))]
             if gate.took
             else None,
+            "decision_us": [float(q) * 1e6 for q in np.percentile(gate.decided, (50, 90, 99))]
+            if gate.decided
+            else None,
             "step_error": {
                 "median": float(np.median(np.abs(errors))),
                 "mean": float(np.mean(np.abs(errors))),
@@ -378,7 +381,8 @@ class Gate:
         self.refused: dict[str, str] = {}
         self.forced: set[str] = set()
         self.forecast: dict[str, float] = {}
-        self.took: list[float] = []
+        self.decided: list[float] = []  # seconds until it was known who is let in
+        self.took: list[float] = []  # and until that was answered
         self._watched, self._others = 0.0, Neighbours()
 
     def __call__(self, request: Request, now: float) -> Request | None:
@@ -386,7 +390,9 @@ class Gate:
             return request
         begun = time.perf_counter()
         try:
-            admitted = self._gate.judge(request, now)
+            verdict = self._gate.weigh((request,), now)
+            self.decided.append(time.perf_counter() - begun)
+            admitted = self._gate.answer(verdict)[0]
         except TooTight as error:  # an idle machine could not either: no use to come again
             self.refused[request.id] = str(error)
             return None

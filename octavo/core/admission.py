@@ -129,6 +129,19 @@ class _Steps(NamedTuple):
         return work + max(0.0, work - self.first) / self.prefill * self.besides
 
 
+class Verdict(NamedTuple):
+    """Of the requests of a body: why they cannot be let in, if so, and the forecasts up to the one
+    that cannot; with what they need of prefill, and the house as it was. crowded: there would be
+    time for it, but others will come who need less of it."""
+
+    requests: Sequence[Request]
+    needs: list[_Need]
+    forecasts: list[Forecast]
+    house: _House
+    why: str | None = None
+    crowded: bool = False
+
+
 class Admission:
     """The gates of one scheduler."""
 
@@ -252,34 +265,48 @@ class Admission:
         admitted, or all degraded, or none. They come back together, so they have one place."""
         if not self._scheduler.policy.timed:
             return list(requests)
+        return self.answer(self.weigh(requests, now, key), key)
+
+    def weigh(self, requests: Sequence[Request], now: float, key: int | None = None) -> Verdict:
+        """What `judge_all` decides, under a timed policy; who is let in is counted."""
         placed = bool(self.kept) and self.kept.take(_known(requests, key), now)
-        house, needs = (
-            self._house(now, requests[0].tenant),
-            [self._needs(request) for request in requests],
-        )
-        admitted: list[Request] = []
-        for request, need in zip(requests, needs, strict=True):
-            forecast, why, never = self._weighed(request, need, house, placed)
-            if why is None:
-                admitted.append(request.forecast(forecast))
-                continue
-            for one in admitted:
-                self.forget(one)
-            if request.slo.degrade:
-                self._scheduler.stats.counters.degraded += len(requests)
-                return [_degraded(one, forecast) for one in requests]
-            if len(requests) > 1:
-                never = self._impossible(requests, needs)
-            if never is not None:
-                raise self._never(request.slo, *never)
-            self._scheduler.turned_away(request.tenant, now)
-            refusal = self._refusal(request.slo, request.tenant, forecast, why)
-            if request.slo.ttft is not None:
-                work = sum([self._work(*need) for need in needs])
-                wanted = Wanted(request.tenant, work, request.slo.ttft)
-                self._come_back(refusal, _known(requests, key), wanted, house)
-            raise refusal
-        return admitted
+        house = self._house(now, requests[0].tenant)
+        needs = [self._needs(request) for request in requests]
+        forecasts: list[Forecast] = []
+        for i, (request, need) in enumerate(zip(requests, needs, strict=True)):
+            forecast, why, crowded = self._weighed(request, need, house, placed)
+            forecasts.append(forecast)
+            if why is not None:
+                for one in requests[:i]:
+                    self.forget(one)
+                return Verdict(requests, needs, forecasts, house, why, crowded)
+        return Verdict(requests, needs, forecasts, house)
+
+    def answer(self, verdict: Verdict, key: int | None = None) -> list[Request]:
+        """What is said of it: the requests as they are admitted or degraded. Raises Unattainable or
+        TooTight, and keeps a place for whom it sends away. Once for each verdict."""
+        requests, needs, forecasts, house, why, crowded = verdict
+        if why is None:
+            return [one.forecast(own) for one, own in zip(requests, forecasts, strict=True)]
+        forecast, at = forecasts[-1], len(forecasts) - 1
+        request = requests[at]
+        never = self._impossible([request], [needs[at]])
+        if never is None and not crowded:
+            self._short(request, 1.0)
+        if request.slo.degrade:
+            self._scheduler.stats.counters.degraded += len(requests)
+            return [_degraded(one, forecast) for one in requests]
+        if len(requests) > 1:
+            never = self._impossible(requests, needs)
+        if never is not None:
+            raise self._never(request.slo, *never)
+        self._scheduler.turned_away(request.tenant, house.now)
+        refusal = self._refusal(request.slo, request.tenant, forecast, why)
+        if request.slo.ttft is not None:
+            work = sum([self._work(*need) for need in needs])
+            wanted = Wanted(request.tenant, work, request.slo.ttft)
+            self._come_back(refusal, _known(requests, key), wanted, house)
+        raise refusal
 
     def forget(self, request: Request) -> None:
         """An admitted request will not be added after all."""
@@ -287,9 +314,9 @@ class Admission:
 
     def _weighed(
         self, request: Request, need: _Need, house: _House, placed: bool
-    ) -> tuple[Forecast, str | None, tuple[str, Forecast] | None]:
-        """The forecast of a request, why it cannot be let in, and why it never could be, alone; if
-        it can, it is counted. placed: it has come back to a place that was kept for it."""
+    ) -> tuple[Forecast, str | None, bool]:
+        """The forecast of a request, why it cannot be let in, and whether that is for others who
+        will come; if it can, it is counted. placed: it has come back to a place that was kept."""
         slo, line = request.slo, self._scheduler.backlog()
         due = self._scheduler.first_due(request)
         work = self._scheduler.model.prefilling(need[1], need[0])
@@ -301,23 +328,26 @@ class Admission:
         tpot = self._scheduler.decode_seconds(steps.coming, rows, len(request.prompt))
         forecast = _new(Forecast, (ttft, self._scheduler.model.gap + tpot))
         if not slo:
-            return forecast, None, None
+            return forecast, None, False
         why = self._broken(request, forecast, steps, rows)
         if why is None:
             places = self._places(request.tenant, house.now) if self.kept and not placed else []
             if places or line:
                 why = self._squeezed(newcomer, steps, line or [], places)
-        never = None if why is None else self._impossible([request], [need])
-        if slo.ttft is not None and self._scheduler.policy.by_deadline:
-            # What this server could never keep tells nothing of how much time there is.
-            if never is None:
-                self._shortage += FOLLOW * ((why is not None) - self._shortage)
-            if why is None and not placed:
-                why = self._crowding(work, steps, forecast.ttft, slo.ttft)
-                never = None if why is None else self._impossible([request], [need])
+        if why is not None:
+            return forecast, why, False
+        self._short(request, 0.0)
+        if slo.ttft is not None and self._scheduler.policy.by_deadline and not placed:
+            why = self._crowding(work, steps, forecast.ttft, slo.ttft)
         if why is None:
             self._scheduler.expected[request.id] = (due, work)
-        return forecast, why, never
+        return forecast, why, why is not None
+
+    def _short(self, request: Request, refused: float) -> None:
+        """There was time for one with a deadline (0) or not (1). What this server could never keep
+        is not counted: it tells nothing of how much time there is."""
+        if request.slo.ttft is not None and self._scheduler.policy.by_deadline:
+            self._shortage += FOLLOW * (refused - self._shortage)
 
     def _broken(self, request: Request, forecast: Forecast, steps: _Steps, rows: int) -> str | None:
         """Which promise cannot be kept, if any."""
