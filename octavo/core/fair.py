@@ -441,8 +441,10 @@ class FairPace:
     def still(self, step: StepFeatures, now: float) -> Collection[Sequence]:
         return self._all.still(step, now)
 
-    def joins(self, running: int, tenant: str) -> bool:
-        return self._all.joins(running + self._order.spared(tenant), tenant)
+    def joins(
+        self, running: int, tenant: str, pace: float = inf, reading: Collection[Sequence] = ()
+    ) -> bool:
+        return self._all.joins(running + self._order.spared(tenant), tenant, pace, reading)
 
     def leaves(self, tenant: str) -> int:
         return self._order.spared(tenant, waiting=True)

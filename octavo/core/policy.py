@@ -150,9 +150,12 @@ class Pace(Protocol):
         without any."""
         ...
 
-    def joins(self, running: int, tenant: str) -> bool:
-        """Whether one more, of a tenant, may join so many without breaking what those were
-        promised."""
+    def joins(
+        self, running: int, tenant: str, pace: float = inf, reading: Collection[Sequence] = ()
+    ) -> bool:
+        """Whether one more, of a tenant, may join so many, of which some are `reading` their
+        prompts, without breaking what those were promised that stream, nor `pace`, the tightest
+        that was to those that do not yet."""
         ...
 
     def leaves(self, tenant: str) -> int:
@@ -289,7 +292,9 @@ class Unhurried:
 
     tightest = soonest = inf
 
-    def joins(self, running: int, tenant: str) -> bool:
+    def joins(
+        self, running: int, tenant: str, pace: float = inf, reading: Collection[Sequence] = ()
+    ) -> bool:
         return True
 
     def leaves(self, tenant: str) -> int:

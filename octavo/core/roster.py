@@ -8,6 +8,7 @@ here is only what a move means. `check` states the invariant.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import inf
@@ -50,6 +51,7 @@ class Roster:
         self.held: dict[BlockHash, dict[int, Sequence]] = {}
         self.news: list[Event] = []
         self.num_waiting = 0
+        self.paces: Counter[float] = Counter()  # that were promised to those that wait
         self.seats = 0
         self.opened = 0
         self.now = 0.0
@@ -89,8 +91,17 @@ class Roster:
         """It waits, newly or again."""
         seq.state = State.WAITING
         seq.record.queue(self.stats.journal)
-        self.num_waiting += 1
+        self._waits(seq, 1)
         self.order.push(seq, max(self.now, seq.request.arrival))
+
+    def _waits(self, seq: Sequence, more: int) -> None:
+        """It is one more of those that wait, or one less."""
+        self.num_waiting += more
+        pace = promised_pace(seq)
+        if pace < inf:
+            self.paces[pace] += more
+            if not self.paces[pace]:
+                del self.paces[pace]
 
     def hold(self, seq: Sequence, num_shared: int, most: int | None) -> bool:
         """Set a sequence aside whose next block another one is computing: it will then hit it."""
@@ -111,14 +122,14 @@ class Roster:
         """Queue again those that were held for blocks now published or given up."""
         for hash_ in hashes:
             for seq in self.held.pop(hash_, {}).values():
-                self.num_waiting -= 1
+                self._waits(seq, -1)
                 self.queue(seq)
 
     def join(self, seq: Sequence, num_cached: int, now: float) -> None:
         """Make a sequence run, its first num_cached tokens being in its blocks already."""
         seq.state = State.RUNNING
         seq.num_computed = seq.num_scheduled = num_cached
-        self.num_waiting -= 1
+        self._waits(seq, -1)
         self.seats += 1
         insort(self.running, seq, key=_key)
         self.blocks.claim(seq)
@@ -187,7 +198,7 @@ class Roster:
         if seq.state is State.RUNNING:
             self.running.remove(seq)
         else:
-            self.num_waiting -= 1
+            self._waits(seq, -1)
             if seq.awaits is not None and seq.state is State.HELD:
                 self.held[seq.awaits].pop(seq.id)
         seq.state = State.ENDED
@@ -244,6 +255,8 @@ class Roster:
         waiting = [s for s in live if s.state in (State.WAITING, State.HELD)]
         assert len(waiting) == self.num_waiting, "num_waiting"
         assert not any(s.block_table or s.in_flight for s in waiting), "waiting, yet holds"
+        paces = Counter([pace for s in waiting if (pace := promised_pace(s)) < inf])
+        assert paces == self.paces, "paces of those that wait"
         queued = list(self.order)
         assert sorted(map(id, queued + held)) == sorted(map(id, waiting)), "lost in the queue"
         assert all(s.in_flight for s in live if s.state is State.ENDED), "ended, never retired"
@@ -253,6 +266,11 @@ def most_shared(seq: Sequence) -> int | None:
     """The most tokens that may come from the cache: what is to be scored must be computed."""
     scored = seq.scored and len(seq.scores) < seq.num_prompt - 1
     return len(seq.scores) if scored else None
+
+
+def promised_pace(seq: Sequence) -> float:
+    """The pace that the door promised it; inf if none."""
+    return inf if seq.request.predicted is None else seq.pace
 
 
 def _key(seq: Sequence) -> tuple[float, int]:

@@ -36,7 +36,7 @@ from octavo.core.history import Wait
 from octavo.core.policy import House, Occupancy, Policy, fcfs
 from octavo.core.request import Event, FinishReason, Request, Sequence, State
 from octavo.core.reserve import Reserve
-from octavo.core.roster import Roster, most_shared
+from octavo.core.roster import Roster, most_shared, promised_pace
 from octavo.core.settle import Settler, blamed
 from octavo.core.slo import first_due, moving_at, pace_from
 from octavo.core.stats import Stats
@@ -391,7 +391,7 @@ class Scheduler:
         blocks, running = self.blocks, len(self._running)
         roster = self._roster
         occupancy = Occupancy(running, self._max_running, roster.seats, roster.opened)
-        joins = self._pace.joins(self.num_moving, seq.request.tenant)
+        joins = self._joins(seq)
         if not joins or not self.policy.admits(seq, occupancy):
             full = running >= self._max_running
             grouped = not full and not self.policy.admits(seq, occupancy)
@@ -419,6 +419,17 @@ class Scheduler:
         plan.put(seq, n, outputs)
         seq.record.chunk(plan.now, start, n)
         self._order.served(seq, start, n)
+
+    def _joins(self, seq: Sequence) -> bool:
+        """Whether paces bear one more. Who is due at no time waits for those too that were promised
+        to ones that do not stream yet, itself among them: the door did not count it beside them
+        (`Admission._queue`)."""
+        moving, tenant = self.num_moving, seq.request.tenant
+        if not seq.late or not self._running:
+            return self._pace.joins(moving, tenant)
+        reading = [one for one in self._reading if one.state is State.RUNNING]
+        pace = min([*self._roster.paces, *map(promised_pace, reading)], default=inf)
+        return self._pace.joins(moving, tenant, pace, reading)
 
     def _clear_way(self, seq: Sequence, plan: Plan) -> bool:
         """Preempt the last by rank for one that waits and finds no room, if the policy would."""

@@ -281,11 +281,11 @@ class SlackPace:
         self._opened: Collection[Sequence] = ()
         self._uneven = False  # some of the decodes have to stand still now and then
         self._still: dict[Sequence, float] = {}  # who stands still, and since when
-        self._resting: float | None = None  # rows that do in the mean; not asked yet in this step
+        self._resting = (inf, 0.0)  # a pace, and rows that do at it in the mean, in this step
 
     def open(self, decodes: Collection[Sequence], step: StepFeatures, now: float) -> None:
         self._granted = self._asked = self._uneven = False
-        self._opened, self._resting = decodes, None
+        self._opened, self._resting = decodes, (inf, 0.0)
         self.tightest = self.soonest = slack = inf
         decode = 0.0
         if decodes:
@@ -340,18 +340,29 @@ class SlackPace:
         model = self._house.model
         return model.gamma * (model.predict(step) + model.gap)
 
-    def joins(self, running: int, tenant: str) -> bool:
-        """Whether the streams can bear one more beside so many that run."""
-        if self.tightest == inf:
+    def joins(
+        self, running: int, tenant: str, pace: float = inf, reading: Collection[Sequence] = ()
+    ) -> bool:
+        """Whether the streams can bear one more beside so many that run; and that pace does, of
+        ones to come, if it bears the others once those that read their prompts stream."""
+        if self.tightest < inf and not self._bears(running + 1, self.tightest, ()):
+            return False
+        if pace >= self.tightest or not self._bears(running, pace, reading):
             return True
-        rows = float(running + 1)
-        if self._seconds(StepFeatures(rows, 0.0, 0.0, rows, rows)) <= self.tightest:
+        return self._bears(running + 1, pace, reading)
+
+    def _bears(self, running: int, pace: float, reading: Collection[Sequence]) -> bool:
+        """Whether steps of so many rows keep to a pace, with slower streams standing still."""
+        rows = float(running)
+        if self._seconds(StepFeatures(rows, 0.0, 0.0, rows, rows)) <= pace:
             return True
-        if self._resting is None:
-            streams = {*self._opened, *self._still}
-            self._resting = len(streams) - moving_at(streams, self.tightest)
-        rows -= self._resting
-        return self._seconds(StepFeatures(rows, 0.0, 0.0, rows, rows)) <= self.tightest
+        known, resting = self._resting
+        if known != pace:
+            streams = {*self._opened, *self._still, *reading}
+            resting = len(streams) - moving_at(streams, pace)
+            self._resting = pace, resting
+        rows -= resting
+        return self._seconds(StepFeatures(rows, 0.0, 0.0, rows, rows)) <= pace
 
     def leaves(self, tenant: str) -> int:
         return 0

@@ -5,13 +5,17 @@ On a machine whose step times are known and that keeps its own clock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 
 import pytest
 
-from octavo.core.policy import fcfs
-from octavo.core.request import EXPIRED, FinishReason, Slo, Tier
+from octavo.core.admission import Admission
+from octavo.core.fair import fair
+from octavo.core.policy import Policy, fcfs
+from octavo.core.request import EXPIRED, FinishReason, Forecast, Request, Slo, Tier
 from octavo.core.slo import first_due, pace_from, slo
+from octavo.core.stats import Timing
 from octavo.core.steptime import Coefficients
 from octavo.errors import InvalidRequest
 from tests.core.machine import Clocked, Machine, ask, tpot, ttft
@@ -248,3 +252,63 @@ def test_one_that_was_started_is_not_dropped() -> None:
     machine = Clocked(slo(), SLOW, **LARGE)
     machine.at(ask("late", 10, 100, slo=Slo(e2e=0.2)))
     assert machine.serve()["late"].num_output == 100
+
+
+# ---- paces of those that have no other deadline -------------------------------------------------
+
+# Steps of 5 ms and 0.45 ms a row.
+EACH = Coefficients(5e-3, 4e-5, 1e-8, 1e-9, 4e-4, 1e-5)
+
+
+def promised(policy: Policy, *requests: Request) -> dict[str, Timing]:
+    """What became of those that the door let in; all are known to write 40 tokens."""
+    machine = Clocked(policy, EACH, num_blocks=2000, max_rows=32, max_tokens=256, max_outputs=256)
+    machine.admission = Admission(machine.scheduler)
+    for request in requests:
+        machine.scheduler.reserve._by_tenant[request.tenant] = 40.0
+    machine.at(*requests)
+    done = machine.serve()
+    assert done.keys() | machine.refused.keys() == {request.id for request in requests}
+    assert not machine.scheduler._roster.paces
+    return done
+
+
+@pytest.mark.parametrize("policy", [slo, lambda: fair(within=slo())], ids=["slo", "fair-slo"])
+@pytest.mark.parametrize("paces", [(0.01,), (0.0075, 0.01), (0.0075, 0.04), (0.0075, None)])
+@pytest.mark.parametrize("tightest_last", [False, True])
+def test_whoever_was_promised_a_pace_alone_has_it_however_many_come_at_once(
+    policy: Callable[[], Policy], paces: tuple[float | None, ...], tightest_last: bool
+) -> None:
+    """No first token is due, so they wait for each other as far as their paces ask for: nothing
+    streams yet that would say so, and the door counts none of them beside another."""
+    wanted = [paces[0], *[paces[-1]] * 20]
+    if tightest_last:
+        wanted.reverse()
+    asked = [ask(f"r{i}", 12, 40, slo=Slo(tpot=pace)) for i, pace in enumerate(wanted)]
+    done = promised(policy(), *asked)
+    assert len(done) == 21
+    for request in asked:
+        pace = request.slo.tpot
+        assert pace is None or tpot(done[request.id]) <= pace
+
+
+def test_who_has_no_deadline_does_not_fill_the_steps_before_a_promised_pace_begins() -> None:
+    """Twelve of twenty-five are being read when it comes; the others were not counted beside it."""
+    asked = [ask(f"r{i}", 20, 40, slo=Slo(tpot=0.04)) for i in range(25)]
+    tight = ask("tight", 20, 40, arrival=0.003, slo=Slo(tpot=0.0075))
+    done = promised(slo(), *asked, tight)
+    assert tpot(done["tight"]) <= 0.0075
+    assert all(tpot(timing) <= 0.04 for timing in done.values())
+
+
+def test_a_pace_that_others_break_already_holds_up_nobody() -> None:
+    """It was promised, and then those with deadlines came in such numbers that it cannot be had:
+    who has none joins, and it too."""
+    machine = Clocked(slo(), EACH, num_blocks=2000, max_rows=32, max_tokens=256, max_outputs=256)
+    machine.add(*[ask(f"r{i}", 6, 300, slo=Slo(ttft=1.0, tpot=0.02)) for i in range(20)])
+    machine.tick()
+    tight = ask("tight", 6, 40, slo=Slo(tpot=0.0075)).forecast(Forecast(0.01, 0.006))
+    machine.add(ask("free", 6, 40), tight)
+    machine.serve(1.5)
+    assert {"free", "tight"} <= {timing.request_id for timing in machine.scheduler.stats.timings}
+    assert machine.scheduler.num_running == 20
