@@ -3,7 +3,7 @@
     from octavo import LLM, SamplingParams
 
     llm = LLM("smollm2-135m")
-    print(llm.chat([{"role": "user", "content": "Hello!"}]).text)
+    print(llm.chat([{"role": "user", "content": "Name three fruits."}]).text)
 
 Importing this package costs nothing: each name is loaded when it is first used.
 """

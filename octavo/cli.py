@@ -109,7 +109,7 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 def cli(ctx: click.Context) -> None:
     """Run and serve language models on this machine.
 
-    Start with `octavo run "Hello"`: it fetches a small model (94 MiB) the first time.
+    Start with `octavo run "What is photosynthesis?"`: it fetches a small model (94 MiB) the first time.
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False
@@ -602,7 +602,7 @@ def _announce(made: Assembly, app: Any, url: str, seconds: float) -> None:
     name = app.service.served.name
     key = ' -H "Authorization: Bearer $KEY"' if app.keys else ""
     if made.template is not None:
-        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]}
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Name three fruits."}]}
         path = "/v1/chat/completions"
     else:
         body, path = {"prompt": "The sea is"}, "/v1/completions"
