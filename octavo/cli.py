@@ -28,10 +28,11 @@ from octavo.config import (
     EngineConfig,
     ServerConfig,
     TalkConfig,
+    holds_something,
     show_bytes,
     take,
 )
-from octavo.errors import OctavoError, in_words
+from octavo.errors import InvalidRequest, OctavoError, in_words
 from octavo.lab.commands import lab
 from octavo.terminal import OurGroup, OutputFile, options, refuse_given
 from octavo.terminal import assembled as _assemble
@@ -109,7 +110,8 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 def cli(ctx: click.Context) -> None:
     """Run and serve language models on this machine.
 
-    Start with `octavo run "What is photosynthesis?"`: it fetches a small model (94 MiB) the first time.
+    Start with `octavo run "What is photosynthesis?"`: it fetches a small model (94 MiB) the first
+    time.
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False
@@ -454,9 +456,9 @@ Examples:
 @options(ServerConfig)
 @click.option(
     "--record",
-    type=OutputFile(),
-    help="Write every request and step into this file, for `octavo simulate`; it holds prompts. "
-    "Speculation is off then.",
+    type=OutputFile(log=True),
+    help="Write every request and step into this new file, for `octavo simulate`; it holds "
+    "prompts. Speculation is off then.",
 )
 @_config_file
 def serve(record: str | None, **flags: Any) -> None:
@@ -530,9 +532,8 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: str | None) -> No
 
 
 class _Recording:
-    """The file of --record. What was there is lost only once the server serves: one that cannot
-    start leaves it alone. And whoever is served goes on where the disk is full: the recording ends,
-    and the log says so."""
+    """The file of --record, which is made only once the server serves. Whoever is served goes on
+    where the disk is full: the recording ends, and the log says so."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -556,8 +557,13 @@ class _Recording:
                     file.close()
 
     def begin(self) -> None:
-        """Write into the file, and first what there is already. Raises `OSError`."""
+        """Write into the file, and first what there is already. Raises `OSError`, and
+        `InvalidRequest` where another has written there since the command line was read."""
         with self._lock:
+            if holds_something(self._path):
+                raise InvalidRequest(
+                    f"--record {self._path}: another server has begun it", "record"
+                )
             assert isinstance(self._file, io.StringIO), "begun once"
             said, self._file = self._file.getvalue(), open(self._path, "w")  # noqa: SIM115
             with self._as_far_as_it_goes():

@@ -7,6 +7,7 @@ Nothing here reads the environment, and nothing changes after it is made: a `Non
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from dataclasses import dataclass, field
 from math import isfinite
@@ -40,10 +41,18 @@ def show_bytes(count: float) -> str:
     return f"{count:.2f} TiB"
 
 
+def holds_something(path: str | os.PathLike[str]) -> int:
+    """Bytes of a file that would be lost if it was written anew; 0 for what has none, as a pipe."""
+    try:
+        return os.stat(path).st_size if os.path.isfile(path) else 0
+    except OSError:
+        return 0
+
+
 def knob(default: Any, text: str, **extra: Any) -> Any:
     """A field with its help. extra: short="-m", metavar="SIZE", size=True (takes 1GiB), output=True
-    (a file to be written), chats=True (of use to commands that chat), section="Steps" (under which
-    --help has it, and the fields after it)."""
+    (a file to be written; "log": of a run, never over that of another), chats=True (of use to
+    commands that chat), section="Steps" (under which --help has it, and the fields after it)."""
     return field(default=default, metadata={"help": text, **extra})
 
 
@@ -220,9 +229,9 @@ class ServerConfig:
     )
     step_log: str | None = knob(
         None,
-        "Write the latest steps' shapes and times here (JSON lines) when the server ends; a disk "
-        "without room for them is told of at once.",
-        output=True,
+        "Write the latest steps' shapes and times into this new file (JSON lines) when the server "
+        "ends; a disk without room for them is told of at once.",
+        output="log",
     )
     vllm_metric_names: bool = knob(
         False, "In /metrics, what means the same under vLLM's names too: its dashboards work."

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 import click
 
-from octavo.config import EngineConfig, parse_bytes, show_bytes
+from octavo.config import EngineConfig, holds_something, parse_bytes, show_bytes
 from octavo.core.request import MAX_SLO, shown
 from octavo.errors import InvalidRequest, in_words
 
@@ -64,8 +64,9 @@ class Knob(click.Option):
 
 
 class OurCommand(click.Command):
-    """A command that writes no file over what it reads, nor over another that it writes; its own
-    options come first in --help, what many commands share after them."""
+    """A command that writes no file over what it reads, nor over another that it writes, nor a log
+    over an earlier one; its own options come first in --help, what many commands share after
+    them."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
@@ -89,6 +90,10 @@ class OurCommand(click.Command):
                     raise click.BadParameter(
                         f"{path} is {other.get_error_hint(ctx)} too", ctx, param
                     )
+            kind = param.type
+            if isinstance(kind, OutputFile) and kind.log and (size := holds_something(path)):
+                held = f"{path} is there already, with {show_bytes(size)} that would be lost"
+                raise click.BadParameter(f"{held}: give another name", ctx, param)
         return rest
 
 
@@ -275,10 +280,12 @@ def as_json(command: Any) -> Any:
 
 
 class OutputFile(click.Path):
-    """A file to be written. Where that cannot be is said at once, not after minutes of work."""
+    """A file to be written. Where that cannot be is said at once, not after minutes of work. log:
+    it is what a run leaves behind, and does not take the place of another's."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: bool = False) -> None:
         super().__init__(dir_okay=False, writable=True)
+        self.log = log
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         path = os.fsdecode(super().convert(value, param, ctx))
@@ -354,7 +361,7 @@ def options(
                 if default is not None:
                     extra["default"] = show_bytes(default).replace(".00 ", "")
             elif meta.get("output"):
-                extra["type"] = OutputFile()
+                extra["type"] = OutputFile(log=meta["output"] == "log")
             elif get_origin(hint) is Literal:
                 extra["type"] = click.Choice(get_args(hint))
             elif get_origin(hint) is tuple:

@@ -655,10 +655,10 @@ def test_a_dash_is_no_file(flag: str) -> None:
 
 
 @pytest.mark.parametrize("why", ["no model", "no socket"])
-def test_a_server_that_cannot_start_leaves_an_earlier_recording_alone(
+def test_a_server_that_cannot_start_makes_no_recording(
     why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    before, log = tmp_path / "run.jsonl", tmp_path / "steps.jsonl"
+    record, log = tmp_path / "run.jsonl", tmp_path / "steps.jsonl"
 
     def assemble(*_: Any, **__: Any) -> Assembly:
         if why == "no model":
@@ -670,19 +670,55 @@ def test_a_server_that_cannot_start_leaves_an_earlier_recording_alone(
 
     monkeypatch.setattr("octavo.cli._assemble", assemble)
     monkeypatch.setattr("octavo.server.serve.serve", nobody)
-    for path in (before, log):
-        path.write_text("earlier\n")
-    words = ("--port", "0", "--record", str(before), "--step-log", str(log))
+    words = ("--port", "0", "--record", str(record), "--step-log", str(log))
     shown = call("serve", *words)
-    assert shown.exit_code == 1, shown.output
-    assert before.read_text() == log.read_text() == "earlier\n"
+    assert shown.exit_code != 0, shown.output
+    assert not any(tmp_path.iterdir())
+
+
+LOGS = {"serve --record", "serve --step-log"}  # of a run that nobody can have again
+
+
+@pytest.mark.parametrize("flag", WRITES)
+def test_what_a_run_left_behind_is_not_lost_to_the_next_one(
+    flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name, _, option = flag.rpartition(" ")
+    command = dict(_commands(cli.cli))[name]
+    (param,) = [one for one in command.params if option in one.opts]
+    assert param.type.log == (flag in LOGS)
+    if flag in LOGS:
+        monkeypatch.setattr("octavo.cli._serve", lambda *_: None)
+        (path := tmp_path / "run.jsonl").write_text("earlier\n")
+        (link := tmp_path / "link.jsonl").symlink_to(path)
+        for given in (path, link):
+            shown = call(*name.split(), option, str(given))
+            assert shown.exit_code == 2
+            said = " ".join(shown.stderr.split())
+            assert f"{given} is there already, with 8 B" in said
+            assert option in said
+        assert path.read_text() == "earlier\n"
+        (empty := tmp_path / "empty").touch()  # as mktemp makes them
+        for given in (empty, tmp_path / "new", Path("/dev/null")):
+            assert call(*name.split(), option, str(given)).exit_code == 0
+
+
+def test_a_recording_that_another_server_has_begun_meanwhile_is_left_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    one, other = cli._Recording(str(path)), cli._Recording(str(path))
+    one.write("one\n")
+    one.begin()
+    one.close()
+    with pytest.raises(InvalidRequest, match=r"run\.jsonl"):
+        other.begin()
+    other.close()
+    assert path.read_text() == "one\n"
 
 
 def test_a_recording_begins_when_the_server_serves_with_what_was_there_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "run.jsonl"
-    path.write_text("earlier\n")
 
     async def served(*parts: Any) -> None:
         parts[-1]()  # `ready`

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from itertools import count
 from pathlib import Path
 
-from octavo.config import show_bytes
+from octavo.config import holds_something, show_bytes
 from octavo.core.steptime import LOG, StepModel
 from octavo.errors import in_words
 
@@ -69,8 +70,16 @@ class StepLog:
         return disk.f_bavail * disk.f_frsize + own
 
     def write(self) -> None:
-        """The steps so far, as lines of JSON. A disk without room keeps nobody from stopping."""
+        """The steps so far, as lines of JSON. A disk without room keeps nobody from stopping, and
+        what another server has written there meanwhile stays."""
+        path = self._path
+        for number in count(1):
+            if not holds_something(path):
+                break
+            path = self._path.with_name(f"{self._path.name}.{number}")
+        if path != self._path:
+            log.warning("%s has another's steps: these are in %s", self._path, path)
         try:
-            self._path.write_text("".join(line + "\n" for line in self._model.log()))
+            path.write_text("".join(line + "\n" for line in self._model.log()))
         except OSError as error:
-            log.error("%s: the step log is lost: %s", self._path, in_words(error))
+            log.error("%s: the step log is lost: %s", path, in_words(error))

@@ -66,3 +66,19 @@ def test_a_line_of_the_step_log_is_no_longer_than_is_reckoned_with() -> None:
     most = StepFeatures(*[123456789.123456789] * 5)
     model.steps.append(Observation(most, 1.2345678901234567e-05, 1.2345678901234567e-05))
     assert all(len(line) + 1 < MOST / LOG for line in model.log())
+
+
+def test_steps_of_another_server_stay_and_ones_own_are_beside_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    house = House(step_log=str(path))
+    house.admission.model.observe(StepFeatures(tokens=1), 0.01)
+    path.write_text("another's\n")
+    (tmp_path / "steps.jsonl.1").write_text("a third's\n")
+    house.app.write_step_log()
+    assert path.read_text() == "another's\n"
+    assert (tmp_path / "steps.jsonl.1").read_text() == "a third's\n"
+    assert len((tmp_path / "steps.jsonl.2").read_text().splitlines()) == 1
+    (told,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert "steps.jsonl.2" in told.getMessage()
