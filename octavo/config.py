@@ -164,7 +164,11 @@ class ServerConfig:
         "Most seconds a request may take; x-octavo-timeout-ms asks for less.",
         section="Queue and deadlines",
     )
-    max_queue: int = knob(256, "Most requests waiting or running; more are told when to return.")
+    max_queue: int = knob(
+        256,
+        "Most requests in the house, each counted from its whole body to the last byte of its "
+        "answer: parsed, waiting and running; more are told when to return (503).",
+    )
     slo: tuple[str, ...] = knob(
         (),
         "Deadlines in seconds for requests that name none, e.g. ttft=2,tpot=0.05 or, for one "
@@ -190,6 +194,11 @@ class ServerConfig:
         section="What a request may ask for",
     )
     max_body: int = knob(16 * 2**20, "Largest request body.", size=True)
+    max_output_tokens: int | None = knob(
+        None,
+        "Most tokens of one answer: what a request may ask for, and what one gets that asks for no "
+        "number (default: what the context has room for).",
+    )
     max_n: int = knob(8, "Largest `n` of one request.")
     max_prompts: int = knob(64, "Most prompts in one completions request.")
     max_inputs: int = knob(2048, "Most texts in one embeddings request.")
@@ -260,7 +269,7 @@ class ServerConfig:
             most = getattr(self, name)
             _need(most is None or most >= 1, name, "at least 1", most)
         _need(self.max_stored >= 0, "max_stored", "at least 0", self.max_stored)
-        for name in ("max_stops", "max_bodies", "max_head", "max_connections"):
+        for name in ("max_output_tokens", "max_stops", "max_bodies", "max_head", "max_connections"):
             most = getattr(self, name)
             _need(most is None or most >= 1, name, "at least 1", most)
         _need(0 <= self.max_logprobs <= 20, "max_logprobs", "in [0, 20]", self.max_logprobs)

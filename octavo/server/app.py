@@ -192,6 +192,7 @@ class App:
     async def _refuse(self, scope: Scope, send: Send, error: Exception, response: Response) -> None:
         trace = scope["octavo.trace"]
         trace.outcome, trace.refusal = word(error), refusal(error, response)
+        self.service.metrics.refusals.labels(trace.outcome).inc()
         if scope["path"].startswith(messages.PATH):
             response = messages.refusal(response)
         await response(scope, _no_receive, send)

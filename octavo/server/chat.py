@@ -67,6 +67,7 @@ def job_of(service: Service, body: protocol.ChatBody, visit: Visit, wire: Wire) 
         params = _named(protocol.sampling(body, service.limits), wire)
         box = tools_of(service, body)
         ids = _prompt(service, body, box)
+        params = protocol.fitted(params, service.limits, service.served.door.room - len(ids))
         speech = Speech.of(service, ids, box, params)
         shown = speech is not None and speech.tagged
         held = granted(service, body, visit)

@@ -288,7 +288,9 @@ class Bodies:
                 if len(body) + len(part) > self.most_each:
                     raise self._too_large()
                 if self.held + len(part) > self.most:
-                    raise Overloaded("too many request bodies are being sent at once", 5.0)
+                    raise Overloaded(
+                        "too many request bodies are being sent at once (--max-bodies)", 5.0
+                    )
                 self.held += len(part)
                 body += part
                 if not message.get("more_body"):
@@ -297,4 +299,4 @@ class Bodies:
             self.held -= len(body)
 
     def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"the body may have at most {self.most_each} bytes")
+        return HTTPException(413, f"the body may have at most {self.most_each} bytes (--max-body)")

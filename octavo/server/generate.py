@@ -27,6 +27,7 @@ from octavo.server.service import Service
 from octavo.server.traces import Trace
 from octavo.server.wire import WRITER
 
+TIMEOUT = "x-octavo-timeout-ms"
 MOST_NAME = 64  # characters of a tenant's; OpenAI's safety_identifier has no more
 
 
@@ -63,7 +64,7 @@ class Generate:
         trace.num_bytes = len(data)
         service.check_open()
         service.driver.check()
-        deadline = Deadline(limit)
+        deadline = Deadline(limit, service.config.timeout)
         with service.meters.enter(trace.meter) as lease:
             # Counted before it is parsed: a flood must not be tokenised before it is refused.
             # known: when it comes again.
@@ -132,13 +133,13 @@ async def _left(receive: Receive) -> None:
 
 
 class Deadline:
-    """When a request must be over, and what is said then; from when its body is there."""
+    """When a request must be over, and what is said then; from when its body is there. limit, most:
+    seconds that it may take, and that any request may."""
 
-    def __init__(self, limit: float) -> None:
+    def __init__(self, limit: float, most: float) -> None:
         self.at = asyncio.get_running_loop().time() + limit
-        self.error = TimedOut(
-            f"the request took longer than the {limit:g} s that it may (--timeout)"
-        )
+        whose = "its own " + TIMEOUT if limit < most else "--timeout"
+        self.error = TimedOut(f"the request took longer than the {limit:g} s that it may ({whose})")
 
 
 @contextlib.contextmanager
@@ -159,12 +160,12 @@ def _limited(exchange: Exchange, deadline: Deadline, trace: Trace) -> Iterator[N
 def request_timeout(scope: Scope, most: float) -> float:
     """Seconds that a request may take: those of x-octavo-timeout-ms, never more than `most`.
     Raises `InvalidRequest`."""
-    given = header(scope, b"x-octavo-timeout-ms")
+    given = header(scope, TIMEOUT.encode())
     if not given:
         return most
     if not given.isdecimal() or not int(given[:18]) > 0:
-        text = "x-octavo-timeout-ms must be a whole number of milliseconds above 0"
-        raise InvalidRequest(f"{text}, got {shown(given)}", "x-octavo-timeout-ms")
+        text = f"{TIMEOUT} must be a whole number of milliseconds above 0"
+        raise InvalidRequest(f"{text}, got {shown(given)}", TIMEOUT)
     return min(most, int(given[:18]) / 1e3)
 
 

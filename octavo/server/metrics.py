@@ -74,7 +74,9 @@ ENGINE = (
     Row("drafts", "spec_decode_drafts", "Rows of a step that carried guessed tokens."),
     Row("drafted_tokens", "spec_decode_draft_tokens", "Tokens guessed and checked."),
     Row("accepted_tokens", "spec_decode_accepted_tokens", "Guessed tokens that held."),
-    Row("unattainable", "requests_unattainable", "Requests refused for their deadlines."),
+    Row(
+        "unattainable", "requests_unattainable", "Requests refused at the door for their deadlines."
+    ),
     Row("degraded", "requests_degraded", "Requests let in without their deadlines."),
     Row("expired", "sequences_expired", "Sequences dropped unstarted, past their deadline."),
     Row("steps", "engine_steps", "Steps computed."),
@@ -85,8 +87,18 @@ ENGINE = (
         "recomputed_tokens", "engine_recomputed_tokens", "Tokens computed again, for a preemption."
     ),
     Row("requests", "engine_requests", "Requests that the scheduler took."),
-    Row("refused", "engine_refused", "Requests that the scheduler refused."),
-    Row("capped", "engine_capped", "Requests refused at the door, for a cap was reached."),
+    Row(
+        "refused",
+        "engine_refused",
+        "Requests that came as far as the scheduler and that it refused; for all "
+        "that were refused see octavo_refusals_total.",
+    ),
+    Row(
+        "capped",
+        "engine_capped",
+        "Requests refused at the door for --max-queued-tokens, --max-queued-seconds or "
+        "--max-tenant-tokens.",
+    ),
     Row("added", "engine_added", "Sequences queued."),
     Row("admitted", "engine_admitted", "Sequences that were let into a step."),
     Row("held", "engine_held", "Times one waited for another to compute a shared prefix."),
@@ -247,6 +259,11 @@ class Metrics:
         loop = "Tasks of the server's event loop: what grows and stays grown is a leak."
         Gauge("octavo_event_loop_tasks", loop, registry=self.registry).set_function(_tasks)
         self.http = self._counter("http_requests", "HTTP responses.", ("path", "status"))
+        self.refusals = self._counter(
+            "refusals",
+            "HTTP requests answered by an error, wherever that was found; code: of the answer.",
+            ("code",),
+        )
         self.requests = self._counter("requests", "Requests by how they ended.", ("finish",))
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "Request: arrival to first token.", TTFT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -173,6 +173,7 @@ class Limits:
     strict: bool = False
     max_stops: int = 4
     max_logprobs: int = MAX_TOP_LOGPROBS
+    max_output_tokens: int | None = None
 
 
 def parse(cls: type[Body], data: bytes, strict: bool = False) -> tuple[Body, Ignored]:
@@ -208,9 +209,7 @@ def check_metadata(metadata: dict[str, str] | None) -> None:
 
 def sampling(body: ChatBody | CompletionBody, limits: Limits) -> SamplingParams:
     """The body's sampling fields. Raises `InvalidRequest`, `Unsupported`."""
-    n = 1 if body.n is None else body.n
-    if n > limits.max_n:
-        raise InvalidRequest(f"n must be at most {limits.max_n} on this server, got {n}", "n")
+    _within("n", body.n, 1, limits.max_n)
     check_priority(body, limits)
     given: dict[str, Any] = {
         "temperature": body.temperature,
@@ -235,12 +234,24 @@ def sampling(body: ChatBody | CompletionBody, limits: Limits) -> SamplingParams:
         "structured_outputs": wanted(body.response_format, body.structured_outputs),
     }
     kept = {name: value for name, value in given.items() if value is not None}
-    logprobs = _logprobs(body)
-    if logprobs.get("logprobs", 0) > limits.max_logprobs:
-        name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
-        most = f"at most {limits.max_logprobs} on this server"
-        raise InvalidRequest(f"{name} must be {most}, got {logprobs['logprobs']}", name)
-    return SamplingParams(max_tokens=_max_tokens(body), **logprobs, **kept)
+    logprobs = _logprobs(body, limits)
+    return SamplingParams(max_tokens=_max_tokens(body, limits), **logprobs, **kept)
+
+
+def fitted(params: SamplingParams, limits: Limits, left: int) -> SamplingParams:
+    """Of a request that asks for no number of tokens: as many as the server lets one have, and as
+    the context has left beside the prompt. (A prompt that leaves none is refused for that.)"""
+    most = limits.max_output_tokens
+    if most is None or params.max_tokens is not None or left < 1:
+        return params
+    return replace(params, max_tokens=min(most, left))
+
+
+def _within(name: str, value: int | None, low: int, high: int) -> None:
+    """Raises `InvalidRequest` for what is beyond one of the server's own bounds."""
+    if value is not None and not low <= value <= high:
+        what = f"at least {low} and at most {high} on this server"
+        raise InvalidRequest(f"{name} must be {what}, got {shown(value)}", name)
 
 
 def _prediction(body: ChatBody | CompletionBody) -> str | None:
@@ -248,10 +259,16 @@ def _prediction(body: ChatBody | CompletionBody) -> str | None:
     return None if given is None else _plain(given.content, "prediction.content")
 
 
-def _max_tokens(body: ChatBody | CompletionBody) -> int | None:
+def _max_tokens(body: ChatBody | CompletionBody, limits: Limits) -> int | None:
+    most = limits.max_output_tokens
+    if most is not None:
+        _within("max_tokens", body.max_tokens, 1, most)
     if isinstance(body, CompletionBody):
-        return COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        default = COMPLETION_TOKENS if most is None else min(COMPLETION_TOKENS, most)
+        return default if body.max_tokens is None else body.max_tokens
     new, old = body.max_completion_tokens, body.max_tokens
+    if most is not None:
+        _within("max_completion_tokens", new, 1, most)
     if new is not None and new < 1:
         what = f"max_completion_tokens must be at least 1, got {new}"
         raise InvalidRequest(what, "max_completion_tokens")
@@ -264,19 +281,18 @@ def _max_tokens(body: ChatBody | CompletionBody) -> int | None:
     return old if new is None else new
 
 
-def _logprobs(body: ChatBody | CompletionBody) -> dict[str, Any]:
+def _logprobs(body: ChatBody | CompletionBody, limits: Limits) -> dict[str, Any]:
     if isinstance(body, CompletionBody):
         if body.logprobs is None:
             return {}
+        _within("logprobs", body.logprobs, 0, limits.max_logprobs)
         if body.echo and (body.n or 1) > 1:
             what = f"n must be 1 with echo and logprobs, got {body.n}"
             raise Unsupported(what, "n")
         both = {"logprobs": body.logprobs}
         return both | ({"prompt_logprobs": body.logprobs} if body.echo else {})
     top = body.top_logprobs
-    if top is not None and not 0 <= top <= MAX_TOP_LOGPROBS:
-        what = f"top_logprobs must be an integer in [0, {MAX_TOP_LOGPROBS}], got {top}"
-        raise InvalidRequest(what, "top_logprobs")
+    _within("top_logprobs", top, 0, limits.max_logprobs)
     if top and not body.logprobs:
         what = f"top_logprobs {top} needs logprobs: true, got {told(body.logprobs)}"
         raise InvalidRequest(what, "top_logprobs")

@@ -63,7 +63,8 @@ class Occupancy:
         """Raises `Overloaded`, with the time in which half of the places will be free."""
         if self.live >= self.limit:
             raise Overloaded(
-                f"all {self.limit} places of this server are taken", self.retry_after()
+                f"all {self.limit} places of this server are taken (--max-queue)",
+                self.retry_after(),
             )
 
     def enter(self) -> None:
@@ -123,6 +124,7 @@ class Service:
             config.strict,
             config.max_stops,
             config.max_logprobs,
+            config.max_output_tokens,
         )
         scheduler = admission.scheduler
         journal = scheduler.stats.journal

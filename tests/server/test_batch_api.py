@@ -751,3 +751,15 @@ def test_a_full_disk_loses_nothing_and_is_not_filled_further(tmp_path: Path) -> 
     assert over.num_done == 64
     assert len(list(store.bytes.iterdir())) == 1
     store.close()
+
+
+def test_the_cap_on_tokens_of_an_answer_holds_in_batches_too(tmp_path: Path) -> None:
+    endless = {"ignore_eos": True, "max_tokens": None}
+    with house(tmp_path, max_output_tokens=9) as standing:
+        by = client(standing)
+        lines = [line("open", chat(**endless)), line("more", chat(max_tokens=10))]
+        batch = followed(by, started(by, lines).id)
+        done = results(by, batch.output_file_id)["open"]
+        assert done["response"]["body"]["usage"]["completion_tokens"] == 9
+        refused = results(by, batch.error_file_id)["more"]
+        assert "at most 9 on this server" in json.dumps(refused)

@@ -29,6 +29,11 @@ from tests.server.test_life import CHAT, LONG, raw, running
 
 pytestmark = pytest.mark.anyio
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+
+
+def response(**fields: Any) -> dict[str, Any]:
+    return {"model": "fake", "input": "hello", "temperature": 0} | fields
 
 
 @pytest.fixture
@@ -56,6 +61,13 @@ def anyio_backend() -> str:
          "logprobs"),
         ({}, CHAT, chat(logprobs=True, top_logprobs=20), chat(logprobs=True, top_logprobs=21),
          "top_logprobs"),
+        ({"max_output_tokens": 9}, CHAT, chat(max_tokens=9), chat(max_tokens=10), "max_tokens"),
+        ({"max_output_tokens": 9}, CHAT, chat(max_tokens=None, max_completion_tokens=9),
+         chat(max_tokens=None, max_completion_tokens=10), "max_completion_tokens"),
+        ({"max_output_tokens": 9}, COMPLETIONS, completion(max_tokens=9), completion(max_tokens=10),
+         "max_tokens"),
+        ({"max_output_tokens": 9}, RESPONSES, response(max_output_tokens=9),
+         response(max_output_tokens=10), "max_output_tokens"),
     ],
 )  # fmt: skip
 async def test_a_cap_on_a_request_is_kept_and_named(
@@ -66,7 +78,80 @@ async def test_a_cap_on_a_request_is_kept_and_named(
         refused = await client.post(path, json=over)
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == param
-        assert re.search(r"at most \d+|\[0, \d+\]", refused.json()["error"]["message"])
+        assert re.search(r"at most \d+", refused.json()["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("caps", "field", "most"),
+    [
+        ({"max_n": 3}, "n", 3),
+        ({"max_output_tokens": 9}, "max_tokens", 9),
+        ({"max_output_tokens": 9}, "max_completion_tokens", 9),
+        ({"max_logprobs": 4}, "top_logprobs", 4),
+    ],
+)
+async def test_too_little_and_too_much_are_told_the_same_bounds(
+    caps: dict[str, Any], field: str, most: int
+) -> None:
+    low = 0 if "logprobs" in field else 1
+    fields = {"max_tokens": None, "logprobs": True} if "max" in field or not low else {}
+    async with inside(House(**caps)) as client:
+        for wrong in (low - 1, most + 1, 10**6):
+            refused = await client.post(CHAT, json=chat(**(fields | {field: wrong})))
+            said = refused.json()["error"]
+            assert (refused.status_code, said["param"]) == (400, field)
+            bounds = f"{field} must be at least {low} and at most {most} on this server"
+            assert said["message"] == f"{bounds}, got {wrong}"
+
+
+def written(answer: dict[str, Any]) -> int:
+    usage = answer["usage"]
+    return usage["output_tokens"] if "output_tokens" in usage else usage["completion_tokens"]
+
+
+async def test_who_asks_for_no_number_of_tokens_gets_what_the_server_lets_one_have() -> None:
+    endless = {"ignore_eos": True, "max_tokens": None}
+    hello = [{"role": "user", "content": "hello"}]
+    asked = {
+        CHAT: chat(**endless),
+        RESPONSES: response(ignore_eos=True),
+        COMPLETIONS: completion(**endless),
+    }
+    house = House(max_output_tokens=9)
+    async with inside(house) as client:
+        for path, body in asked.items():
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            assert written(answer.json()) == 9, path
+        both = await client.post(CHAT, json=chat(n=2, **endless))
+        assert written(both.json()) == 18
+        assert [c["finish_reason"] for c in both.json()["choices"]] == ["length"] * 2
+        messages = {"model": "fake", "messages": hello, "max_tokens": 10}
+        refused = await client.post("/v1/messages", json=messages)
+        assert refused.status_code == 400
+        assert "max_tokens must be at least 1 and at most 9" in refused.json()["error"]["message"]
+        room = house.app.service.served.door.room
+        prompt = (await client.post(CHAT, json=chat(**endless))).json()["usage"]["prompt_tokens"]
+        fill = room - prompt + len("hello") - 3  # of the prompt, so that three tokens are left
+        nearly = await client.post(CHAT, json=chat("x" * fill, **endless))
+        assert nearly.status_code == 200, nearly.text
+        assert written(nearly.json()) == 3
+        full = await client.post(CHAT, json=chat("x" * (fill + 3), **endless))
+        assert full.json()["error"]["code"] == "context_length_exceeded"
+        assert "max_tokens" not in full.json()["error"]["message"]
+    async with inside(House(max_output_tokens=30)) as client:  # OpenAI's own default stays
+        assert written((await client.post(COMPLETIONS, json=completion(**endless))).json()) == 16
+    async with inside(House()) as client:
+        whole = await client.post(CHAT, json=chat(**endless))
+        assert whole.json()["usage"]["total_tokens"] == room
+
+
+async def test_a_full_house_says_which_flag_it_is() -> None:
+    async with inside(House(max_queue=1)) as client:
+        client._transport.app.service.occupancy.enter()  # type: ignore[attr-defined]
+        refused = await client.post(CHAT, json=chat())
+        assert refused.status_code == 503
+        assert "--max-queue" in refused.json()["error"]["message"]
 
 
 async def test_bytes_of_a_body_and_of_all_bodies() -> None:
@@ -456,6 +541,7 @@ def test_malloc_takes_our_settings_where_it_is_glibcs() -> None:
     "wrong",
     [
         {"max_stops": 0},
+        {"max_output_tokens": 0},
         {"max_logprobs": 21},
         {"max_head": 0},
         {"max_connections": 0},

@@ -396,7 +396,10 @@ async def test_a_header_asks_for_less_never_for_more() -> None:
                 CHAT, json=chat(**LONG), headers={"x-octavo-timeout-ms": given}
             )
             assert late.status_code == 504
-            assert ("0.1 s" if given == "100" else "0.3 s") in late.json()["error"]["message"]
+            said = late.json()["error"]["message"]
+            assert ("0.1 s" if given == "100" else "0.3 s") in said
+            assert ("x-octavo-timeout-ms" in said) == (given == "100")
+            assert ("--timeout" in said) == (given != "100")
         for given in ("0", "-1", "1e3", "soon"):
             bad = await client.post(CHAT, json=chat(), headers={"x-octavo-timeout-ms": given})
             assert bad.status_code == 400

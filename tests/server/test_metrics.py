@@ -100,6 +100,24 @@ async def test_vllms_names_carry_the_same_values_and_its_labels() -> None:
     assert not any(name.startswith("vllm:") for name in families(await served()))
 
 
+async def test_whatever_is_refused_is_counted_by_its_code_where_one_looks_for_it() -> None:
+    house = House(max_queue=1)
+    async with inside(house) as client:
+        assert (await client.post(CHAT, json=chat(n=0))).status_code == 400
+        assert (await client.get("/nowhere")).status_code == 404
+        house.app.service.occupancy.enter()
+        for _ in range(3):
+            assert (await client.post(CHAT, json=chat())).status_code == 503
+        house.app.service.occupancy.leave()
+        assert (await client.post(CHAT, json=chat(max_tokens=1))).status_code == 200
+    found = families(house.app.service.metrics)["octavo_refusals"].samples
+    counted = {s.labels["code"]: s.value for s in found if s.name.endswith("_total")}
+    assert counted == {"invalid_value": 1, "not_found": 1, "server_overloaded": 3}
+    for row in ENGINE:  # these are part of it, and say which
+        if row.key in ("refused", "capped", "unattainable"):
+            assert re.search("scheduler|--max-queued-tokens|deadlines", row.help)
+
+
 async def test_the_dashboard_asks_for_metrics_that_are_there() -> None:
     page = (await served()).page().decode()
     there = set(re.findall(r"^(octavo_\w+|process_\w+)", page, re.M))
@@ -113,6 +131,7 @@ async def test_the_dashboard_asks_for_metrics_that_are_there() -> None:
     assert len(asked) > 15
     # Labelled counters are there from their first count on.
     later = {"octavo_deadline_sequences_total", "octavo_ttft_forecast_ratio_bucket"}
+    later.add("octavo_refusals_total")
     assert asked - later <= there, asked - there
     ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
