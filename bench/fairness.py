@@ -21,7 +21,7 @@ from ground import Contestant, Ground, Ledger, contestant
 from octavo.sim.fleet import Fleet, Outcome
 from octavo.sim.report import met
 from octavo.sim.workload import Workload
-from octavo.terminal import rich_table
+from octavo.tables import show_table
 
 NOISE = 0.03
 QUIET, FLOOD = "quiet", "flood"
@@ -90,7 +90,7 @@ def main() -> None:
     title = (
         f"TTFT of a tenant at {args.rate:g}/s beside one at ten times that, {args.places} places"
     )
-    rich_table(title, head, rows)
+    show_table(title, head, rows)
 
 
 if __name__ == "__main__":

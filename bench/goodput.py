@@ -23,7 +23,7 @@ from octavo.sim.executor import Fitted
 from octavo.sim.fleet import Fleet, Spec, wanting
 from octavo.sim.report import Report, compare_table, report
 from octavo.sim.workload import Workload, read
-from octavo.terminal import rich_table
+from octavo.tables import show_table
 
 # 7.5 ms + 52 us a token, but at least 12.5 ms; the floor is written as a bend at 96 tokens.
 STEP = Coefficients(
@@ -97,7 +97,7 @@ def main() -> None:
         for name, chunk in settings:
             label = f"{name} {chunk} at {times:g}x"
             reports.append(bench.at(times * knee, name, chunk, label))
-    rich_table(f"{load.name}, the best static knee is {knee:.2f}/s", *compare_table(reports))
+    show_table(f"{load.name}, the best static knee is {knee:.2f}/s", *compare_table(reports))
     if args.json:
         args.json.write_text(json.dumps([one.as_dict() for one in reports]))
 

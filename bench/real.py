@@ -53,7 +53,7 @@ from octavo.core.request import Request, SamplingParams
 from octavo.core.steptime import Coefficients, StepFeatures, StepModel
 from octavo.sim.fleet import Fleet
 from octavo.sim.report import met, words
-from octavo.terminal import rich_table
+from octavo.tables import show_table
 
 HELD = 0.9  # of requests in time: what the knee is
 OVER = 1.4  # of the knee
@@ -589,7 +589,7 @@ def main() -> None:
         return
     for title, head, rows in tables:
         if rows:
-            rich_table(title, head, rows)
+            show_table(title, head, rows)
         else:
             print(title)
 

@@ -22,7 +22,7 @@ from octavo.core.executor import Capacity
 from octavo.sim.executor import Fitted
 from octavo.sim.fleet import Fleet, Spec, wanting
 from octavo.sim.workload import Workload, read
-from octavo.terminal import rich_table
+from octavo.tables import show_table
 
 
 def simulated(load: Workload, policy: str, chunk: int) -> dict[str, float]:
@@ -67,7 +67,7 @@ def main() -> None:
         return
     head = ["policy", "simulated s", "wall s", "cpu s", "x real time", "x of a core's",
             "us a step", "rows a step"]  # fmt: skip
-    rich_table(f"{load.name}: {len(load)} requests, {load.rate:.2f}/s", head, rows)
+    show_table(f"{load.name}: {len(load)} requests, {load.rate:.2f}/s", head, rows)
 
 
 if __name__ == "__main__":

@@ -34,12 +34,13 @@ from octavo.config import (
 )
 from octavo.errors import InvalidRequest, OctavoError, in_words
 from octavo.lab.commands import lab
+from octavo.tables import beside
+from octavo.tables import plain_table as _table
 from octavo.terminal import OurGroup, OutputFile, options, refuse_given
 from octavo.terminal import assembled as _assemble
 from octavo.terminal import config_file as _config_file
 from octavo.terminal import loaded as _load
 from octavo.terminal import note as _note
-from octavo.terminal import plain_table as _table
 
 if TYPE_CHECKING:
     from octavo.assembly import Assembly
@@ -704,7 +705,7 @@ def doctor(model: str, seconds: float, as_json: bool) -> None:
             click.secho(heading, bold=True)
             width = max(len(name) for name, _ in rows)
             for name, value in rows:
-                click.echo(f"  {name.ljust(width)}  {value}")
+                beside(f"  {name.ljust(width)}", width + 2, value)
         for note in report.notes:
             click.secho(f"note: {note}", fg="yellow")
         for wrong in report.wrong:

@@ -116,7 +116,7 @@ def _ceilings(report: Report, seconds: float) -> Ceilings | None:
 
     rows = [("instruction sets", ", ".join(names))]
     rows += [line(name, "GB/s") for name in ("dram", "l3", "l2") if getattr(every, name)]
-    rows += [line("int8", "GOP/s"), line("bf16", "GFLOP/s"), line("f32", "GFLOP/s")]
+    rows += [line("int8", "Gop/s"), line("bf16", "GFLOP/s"), line("f32", "GFLOP/s")]
     if threads > 1:
         rows.append(("barrier", f"{found.barrier_s * 1e9:.0f} ns"))
     if list(names) == ["portable"]:

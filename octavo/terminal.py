@@ -1,4 +1,4 @@
-"""What commands share at the terminal: loading with a bar, tables, notes, the words of options."""
+"""What commands share at the terminal: loading with a bar, notes, the words of options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from octavo.llm import LLM
 
 CONFIG = f"{__name__}.config"  # where a context keeps what --config named
-MACHINE_WIDTH = 160  # of a table that goes into a file or a pipe
 
 
 def assembled(config: EngineConfig, quiet: bool, **more: Any) -> Assembly:
@@ -113,7 +112,7 @@ class OurGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, one.get_short_help_str(MACHINE_WIDTH)) for name, one in found
+            formatter.write_dl([(name, one.get_short_help_str(limit=160)) for name, one in found
                                 if one is not None and not one.hidden])  # fmt: skip
 
     def resolve_command(
@@ -226,36 +225,6 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     finally:
         if bar is not None:
             bar.stop()
-
-
-def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False) -> None:
-    """Plain columns: they can be read, cut and grepped."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    for number, row in enumerate([head, *rows]):
-        cells = [c.rjust(w) if right else c.ljust(w) for c, w in zip(row, widths, strict=True)]
-        click.secho("  ".join(cells).rstrip(), bold=number == 0)
-
-
-def rich_table(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, foot: int = 0
-) -> None:
-    """A table under a title: the first column left, the others right; the last `foot` rows are
-    set apart from those above."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
-    for number, name in enumerate(head):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    for number, row in enumerate(rows):
-        table.add_row(*row, end_section=number == len(rows) - foot - 1 and foot > 0)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=MACHINE_WIDTH)
-    if title:
-        console.print(title, style="bold", soft_wrap=True)
-    console.print(table)
 
 
 def counted(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:

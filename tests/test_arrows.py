@@ -17,6 +17,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "octavo.errors": (),
     "octavo.conformance": (),
     "octavo.conformance.commands": ("octavo.terminal",),  # its words at the terminal
+    "octavo.conformance.report": ("octavo.tables",),
     "octavo.core": (),
     "octavo.models": ("octavo.ops",),
     "octavo.models.hub": ("octavo.config",),
@@ -61,6 +62,7 @@ TOP = (
     "octavo.plots",
     "octavo.rl",
     "octavo.server",
+    "octavo.tables",
     "octavo.terminal",
 )
 ENTRANCE = ("octavo.cli", "octavo.__main__", "octavo.sim.cli")

@@ -10,6 +10,7 @@ import click
 from octavo.config import EngineConfig, take
 from octavo.errors import InvalidRequest
 from octavo.neighbours import busy_note
+from octavo.tables import beside, paragraph, show_table
 from octavo.terminal import (
     Milliseconds,
     OurGroup,
@@ -20,10 +21,8 @@ from octavo.terminal import (
     note,
     numbers,
     options,
-    plain_table,
     plot_option,
     refuse_given,
-    rich_table,
 )
 
 SWEEPS = {
@@ -79,10 +78,10 @@ def offline(
     if as_json:
         return echo_json(report)
     ceilings = report["ceilings"]["all"]
-    click.echo(
+    title = (
         f"{report['model']}, {report['threads']} threads, {report['isa']}; memory "
-        f"{ceilings['dram'] / 1e9:.1f} GB/s, int8 {ceilings['int8'] / 1e9:.0f} GOP/s. "
-        f"Medians of {repeat}.\n"
+        f"{ceilings['dram'] / 1e9:.1f} GB/s, int8 {ceilings['int8'] / 1e9:.0f} Gop/s. "
+        f"Medians of {repeat}"
     )
     guesses = report["speculation"] != "off"
     rows = [
@@ -97,10 +96,10 @@ def offline(
     ]  # fmt: skip
     head = ["prompt", "output", "at once", "prefill tok/s", "of roof", "decode tok/s", "of roof",
             *(["guessed"] if guesses else []), "TTFT ms", "TPOT ms"]  # fmt: skip
-    plain_table(head, rows, right=True)
+    show_table(title, head, rows)
     guessed = " guessed: output tokens that speculation saved a step each." if guesses else ""
-    click.echo(
-        "\nof roof: measured / the least time in which this machine can do the same operations "
+    paragraph(
+        "of roof: measured / the least time in which this machine can do the same operations "
         f"and read the same bytes, a step for every token.{guessed}"
     )
     _neighbours(report)
@@ -108,14 +107,14 @@ def offline(
 
 def _neighbours(report: dict[str, Any]) -> None:
     """What others used of the machine, where that was much."""
-    for paragraph in busy_note(report):
-        click.secho(paragraph, fg="yellow")
+    for text in busy_note(report):
+        paragraph(text, fg="yellow")
 
 
 OPS_HEAD = ["op", "ms", "share", "GB/s", "Gop/s", "op/byte", "bound by", "of roof"]
 OPS_NOTE = (
     "of roof: least time / time, where the least is the longer of bytes at the memory's speed and "
-    "operations at\nthe unit's peak (pairs of bytes count twice). Above 100 %: part of the bytes "
+    "operations at the unit's peak (pairs of bytes count twice). Above 100 %: part of the bytes "
     "came from a cache."
 )
 
@@ -163,7 +162,7 @@ def kernels(
         _case(case)
     for left in report["left_out"]:
         note(f"left out: {left['case']}: {left['why']}")
-    click.echo(OPS_NOTE)
+    paragraph(OPS_NOTE)
     _neighbours(report)
     if plot:
         click.echo(f"drawn: {plot}")
@@ -171,13 +170,14 @@ def kernels(
 
 def _machine(report: dict[str, Any]) -> None:
     rates, barrier = report["ceilings"]["all"], report["ceilings"]["barrier_s"]
-    click.echo(
+    paragraph(
         f"{report['model']}, {report['act']} activations; {report['threads']} threads, "
-        f"{report['isa']}.\nMeasured in this run: memory {rates['dram'] / 1e9:.1f} GB/s, L3 "
+        f"{report['isa']}. Measured in this run: memory {rates['dram'] / 1e9:.1f} GB/s, L3 "
         f"{rates['l3'] / 1e9:.0f}, int8 {rates['int8'] / 1e9:.0f} Gop/s, bf16 "
         f"{rates['bf16'] / 1e9:.0f}, f32 {rates['f32'] / 1e9:.0f}; "
-        f"a barrier {barrier * 1e9:.0f} ns\n"
+        f"a barrier {barrier * 1e9:.0f} ns"
     )
+    click.echo()
 
 
 def _op(op: dict[str, Any]) -> list[str]:
@@ -201,7 +201,7 @@ def _case(case: dict[str, Any]) -> None:
     waits = case["wait_s"] / whole
     title = f"{case['case']}: {whole * 1e3:.2f} ms ({case['steps']} steps, {waits:.1%} at barriers"
     title += f", memory {case['dram_bytes_per_s'] / 1e9:.1f} GB/s)"
-    rich_table(title, OPS_HEAD, rows, foot=1)
+    show_table(title, OPS_HEAD, rows, foot=1)
 
 
 @bench.command(
@@ -243,7 +243,7 @@ def step(
     _machine(report)
     for case in report["cases"]:
         _account(case)
-    click.echo("ms are of a step, on average; ops without their waiting.\n" + OPS_NOTE)
+    paragraph("ms are of a step, on average; ops without their waiting. " + OPS_NOTE)
     _neighbours(report)
     if plot:
         click.echo(f"drawn: {plot}")
@@ -270,7 +270,7 @@ def _account(case: dict[str, Any]) -> None:
         f"{case['barriers']:.0f} barriers a step, memory "
         f"{case['dram_bytes_per_s'] / 1e9:.1f} GB/s"
     )
-    rich_table(title, OPS_HEAD, rows, foot=1)
+    show_table(title, OPS_HEAD, rows, foot=1)
 
 
 @bench.command(
@@ -327,7 +327,7 @@ def _sweep(title: str, points: list[dict[str, Any]], cliffs: list[dict[str, Any]
         ]
         for p in points
     ]  # fmt: skip
-    rich_table(title, ["at", "ms", "model ms", "of model", "tokens/s", "cliff"], rows)
+    show_table(title, ["at", "ms", "model ms", "of model", "tokens/s", "cliff"], rows)
 
 
 @bench.command(
@@ -479,11 +479,11 @@ def _served(report: dict[str, Any]) -> None:
     load = ", ".join([report["load"], *report["changes"], rate])
     click.secho(f"{report['model']} at {report['url']}: {load}", bold=True)
     for name, value in _totals(report):
-        click.echo(f"  {name.ljust(11)} {value}")
+        beside(f"  {name:10}", 12, value)
     spreads = ("ttft", "tpot", "itl", "e2e")
     keys = ("mean", "p50", "p90", "p95", "p99", "most")
     rows = [[n.upper(), *(_ms(report[f"{n}_s"][key]) for key in keys)] for n in spreads]
-    rich_table("", ["ms", "mean", "P50", "P90", "P95", "P99", "max"], rows)
+    show_table("", ["ms", "mean", "P50", "P90", "P95", "P99", "max"], rows)
     for what, key in (("failed", "errors"), ("bad", "bad_request_errors")):
         for error, count in report[key].items():
             click.secho(f"{count} {what}: {error}", fg="red")

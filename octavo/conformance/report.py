@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from octavo.conformance.book import Finding, Verdict
+import click
 
-STYLES = {
-    Verdict.PASS: "green",
-    Verdict.FAIL: "bold red",
-    Verdict.NOT_OFFERED: "dim",
-    Verdict.UNCLEAR: "yellow",
+from octavo.conformance.book import Finding, Verdict
+from octavo.tables import beside
+
+STYLES: dict[Verdict, dict[str, Any]] = {
+    Verdict.PASS: {"fg": "green"},
+    Verdict.FAIL: {"fg": "red", "bold": True},
+    Verdict.NOT_OFFERED: {"dim": True},
+    Verdict.UNCLEAR: {"fg": "yellow"},
 }
 # What XML 1.0 cannot hold, even escaped.
 _UNPRINTABLE = dict.fromkeys([*range(9), 11, 12, *range(14, 32), *range(0xD800, 0xE000)], "?")
@@ -65,35 +68,25 @@ def as_dict(url: str, model: str, findings: Sequence[Finding]) -> dict[str, Any]
 
 
 def show(findings: Sequence[Finding], *, everything: bool) -> None:
-    """A table, then for each failure what should hold and who says so. everything: evidence of
-    what passed too."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for title in ("check", "verdict", "evidence"):
-        table.add_column(title, no_wrap=title != "evidence")
+    """A line for each, then for each failure what should hold and who says so. everything:
+    evidence of what passed too."""
+    names = max((len(finding.check.name) for finding in findings), default=0) + 2
+    verdicts = max(map(len, Verdict))
     group = ""
     for finding in findings:
         if finding.check.group != group:
             group = finding.check.group
-            table.add_row(Text(group, style="bold"), "", "")
-        told = everything or finding.verdict is not Verdict.PASS
-        table.add_row(
-            Text("  " + finding.check.name),
-            Text(str(finding.verdict), style=STYLES[finding.verdict]),
-            Text(finding.evidence if told else "", overflow="fold"),
-        )
-    console.print(table)
+            click.secho(group, bold=True)
+        verdict = click.style(str(finding.verdict), **STYLES[finding.verdict])
+        pad = " " * (verdicts - len(finding.verdict))
+        told = finding.evidence if everything or finding.verdict is not Verdict.PASS else ""
+        start = f"  {finding.check.name}".ljust(names)
+        beside(f"{start}  {verdict}{pad}", names + 2 + verdicts, told)
+    click.echo()
     for finding in failures(findings):
-        console.print(Text(f"{finding.check.name}: ", style="bold red"), end="")
-        console.print(Text(f"{finding.check.words}  [{finding.check.source}]"), soft_wrap=True)
-    console.print(Text(summary(findings), style="bold"), soft_wrap=True)
+        click.secho(f"{finding.check.name}: ", fg="red", bold=True, nl=False)
+        click.echo(f"{finding.check.words}  [{finding.check.source}]")
+    click.secho(summary(findings), bold=True)
 
 
 def write_junit(path: str, url: str, findings: Sequence[Finding]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import click
 
 from octavo import plots
-from octavo.terminal import echo_json, rich_table
-
-WIDTH = 100
+from octavo.tables import paragraph, show_table
+from octavo.terminal import echo_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +43,9 @@ def conduct(experiment: Callable[[], Finding], plot: str | None, as_json: bool) 
     if as_json:
         return echo_json(found.values)
     for sheet in found.sheets:
-        rich_table(sheet.title, sheet.head, sheet.rows)
-    for paragraph in found.says:
-        click.echo(textwrap.fill(paragraph, WIDTH) + "\n")
+        show_table(sheet.title, sheet.head, sheet.rows)
+    for text in found.says:
+        paragraph(text)
+        click.echo()
     if plot:
         click.echo(f"drawn: {plot}")

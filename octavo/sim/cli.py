@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import click
 
 from octavo.errors import BadFile, InvalidRequest
 from octavo.models.registry import MODELS
+from octavo.tables import beside, paragraph, plain_table, show_table
 from octavo.terminal import (
     Milliseconds,
     OurCommand,
@@ -24,11 +24,9 @@ from octavo.terminal import (
     as_json,
     counted,
     echo_json,
-    plain_table,
     plot_option,
     progress,
     refuse_given,
-    rich_table,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +40,6 @@ SHAPES = Path(__file__).with_name("shapes.json")
 
 
 COUNT = click.IntRange(min=1)
-WIDTH = 100
 
 
 def _words(_: click.Context, __: click.Parameter, value: str) -> list[str]:
@@ -230,11 +227,11 @@ def _show_roofline(name: str, analyses: list[Any], flags: dict[str, Any]) -> Non
 
     split = f", {flags['tp']} devices" if flags["tp"] > 1 else ""
     kind = f"{name}, {flags['weights']} weights, {8 * flags['kv_bytes']}-bit KV{split}"
-    rich_table(f"{kind}; prefill of {roof.PREFILL} tokens", *roof.machine_table(analyses))
-    rich_table(f"Decode at {flags['context']} tokens of context", *roof.decode_table(analyses))
-    click.echo(
+    show_table(f"{kind}; prefill of {roof.PREFILL} tokens", *roof.machine_table(analyses))
+    show_table(f"Decode at {flags['context']} tokens of context", *roof.decode_table(analyses))
+    paragraph(
         "ridge: operations a byte at which arithmetic binds. wall: sequences at which a decode's "
-        "products\ndo; fewer cost as much. most: sequences that fit in "
+        "products do; fewer cost as much. most: sequences that fit in "
         f"{roof.USABLE:.0%} of the memory, and their step."
     )
     if not flags["peak"]:
@@ -259,7 +256,7 @@ def _show_shares(devices: list[Device]) -> None:
     for device in devices:
         alike.setdefault(device.efficiency, []).append(device.name)
     for shares, names in alike.items():
-        click.echo(
+        paragraph(
             f"{', '.join(names)}: taken at {shares.memory:.0%} of bandwidth and "
             f"{shares.compute:.0%} of the matrix peak, {shares.op_seconds * 1e6:g} us an op, "
             f"{shares.step_seconds * 1e3:g} ms a step (--peak: all of it)."
@@ -293,7 +290,7 @@ def _catalogue(machine: bool) -> None:
 
 COMPARED = (
     "goodput: requests a second within all objectives, over the whole run. attained: their share "
-    "of those sent,\nof let in: of those not refused. TTFT and TPOT in ms."
+    "of those sent, of let in: of those not refused. TTFT and TPOT in ms."
 )
 # What a recorded server decides by itself.
 OF_HARDWARE = (
@@ -391,14 +388,14 @@ def simulate(trace: str, **flags: Any) -> None:
     _show_about(about)
     title = _title([run.workload for run, _ in made])
     if len(made) > 1:
-        rich_table(title, *reports.compare_table([one for _, one in made]))
-        click.echo(COMPARED if _slo(flags) else UNJUDGED)
+        show_table(title, *reports.compare_table([one for _, one in made]))
+        paragraph(COMPARED if _slo(flags) else UNJUDGED)
         return
     click.secho(title, bold=True)
     one = made[0][1]
     for name, value in reports.facts(one):
-        click.echo(f"  {click.style(name.ljust(12), dim=True)}  {value}")
-    rich_table("", *reports.times_table(one))
+        beside(f"  {click.style(name.ljust(12), dim=True)}", 14, value)
+    show_table("", *reports.times_table(one))
 
 
 def _title(loads: list[Workload]) -> str:
@@ -422,7 +419,7 @@ def _about(trace: str, flags: dict[str, Any]) -> dict[str, Any]:
     if flags["steps"]:
         found = explained(open_recording(flags["steps"]))
         if doubts := found.doubts():
-            click.secho(textwrap.fill(f"warning: {doubts}", WIDTH), fg="yellow", err=True)
+            paragraph(f"warning: {doubts}", fg="yellow", err=True)
         about |= {"steps": flags["steps"], "model": recorded(flags["steps"]) or None}
         return about | {"step_model": dataclasses.asdict(found) | {"said": found.words()}}
     own = ("model", "hardware", "tp", "weights", "operators")
@@ -436,7 +433,7 @@ def _show_about(about: dict[str, Any]) -> None:
         whose = f"the server of {about['steps']}"
         named = f" ({about['model']})" if about["model"] else ""
         click.secho(f"{copies}{whose}{named}: its capacity, its step times", bold=True)
-        click.echo(textwrap.fill(about["step_model"]["said"], WIDTH))
+        paragraph(about["step_model"]["said"])
         return
     device = about["hardware"] if about["tp"] == 1 else f"({about['tp']} x {about['hardware']})"
     how = f", operators of {about['operators']}" if about["operators"] else ""
@@ -674,8 +671,8 @@ def plan(trace: str, **flags: Any) -> None:
     if found.best is None:
         click.secho(f"{title}: nothing of this is enough", fg="red")
     else:
-        rich_table(title, *planning.table(found))
-        click.echo(_advice(found, flags["seeds"]))
+        show_table(title, *planning.table(found))
+        paragraph(_advice(found, flags["seeds"]))
     for name, why in found.impossible:
         click.echo(f"{name}: {why}")
 
@@ -684,14 +681,13 @@ def _advice(found: Any, seeds: int) -> str:
     """Which row to take, and what the columns mean."""
     from octavo.sim.plan import NOISE
 
-    return textwrap.fill(
+    return (
         f"Take the first row, {found.best.name}: the cheapest with which {found.target:.0%} in "
         "time is sure. attained: share in time on the trace itself; sure of: its lower 95 % "
         f"bound over {seeds} bootstrap samples of the trace, with {NOISE:.0%} noise on every "
         "step. busy: share of the time in which its replicas compute, which they do whenever "
         "anybody is there: how near the edge a fleet is say its P99s beside the objectives. "
-        f"{found.simulations} simulations.",
-        WIDTH,
+        f"{found.simulations} simulations."
     )
 
 
