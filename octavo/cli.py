@@ -218,13 +218,10 @@ def _messages(talk: TalkConfig, text: str) -> list[dict[str, str]]:
 
 def _params(talk: TalkConfig, llm: LLM, num_prompt: int) -> SamplingParams:
     """Without a --max-tokens there are as many as fit, at most MOST."""
-    from octavo.core.request import SamplingParams
-
-    names = [item.name for item in dataclasses.fields(talk) if item.name != "system"]
-    given = {name: getattr(talk, name) for name in names}
-    if talk.max_tokens is None:  # a prompt that leaves no room is refused for that
-        given["max_tokens"] = max(1, min(MOST, llm.assembly.door.room - num_prompt))
-    return SamplingParams(**given)
+    if talk.max_tokens is not None:
+        return talk.params()
+    # A prompt that leaves no room is refused for that.
+    return talk.params(max_tokens=max(1, min(MOST, llm.assembly.door.room - num_prompt)))
 
 
 class _Answer:

@@ -11,9 +11,12 @@ import os
 import re
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
 
 from octavo.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from octavo.core.request import SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -310,13 +313,31 @@ class TalkConfig:
         "Most tokens to write; the model usually stops before (default: 1024, or what the context "
         "has room for).",
     )
-    temperature: float = knob(0.3, "0 is greedy; 1 is the model's own distribution.", short="-t")
+    temperature: float = knob(
+        0.3, "0 is greedy; 1 is the model's own distribution; 2 the most.", short="-t"
+    )
     top_p: float = knob(0.95, "Keep the smallest set of tokens with this probability.")
     top_k: int = knob(0, "Keep the k likeliest tokens; 0 keeps all.")
     min_p: float = knob(0.0, "Drop tokens less likely than this share of the likeliest.")
     repetition_penalty: float = knob(1.0, "Above 1: tokens already there become less likely.")
     seed: int | None = knob(None, "Repeat a run exactly.")
     stop: tuple[str, ...] = knob((), "Text at which to stop (may be given several times).")
+
+    def __post_init__(self) -> None:
+        hot = 0 <= self.temperature <= 2  # as in the API: above it a model is all but a die
+        _need(hot, "temperature", "a number in [0, 2]", self.temperature)
+        try:
+            self.params()
+        except InvalidRequest as error:
+            error.rename(f"--{(error.param or '').replace('_', '-')}")
+            raise InvalidRequest(str(error), (error.param or "")[2:].replace("-", "_")) from None
+
+    def params(self, **changed: Any) -> SamplingParams:
+        """What an engine takes of it. Raises `InvalidRequest`."""
+        from octavo.core.request import SamplingParams
+
+        names = [item.name for item in dataclasses.fields(self) if item.name != "system"]
+        return SamplingParams(**({name: getattr(self, name) for name in names} | changed))
 
 
 def _need(ok: bool, name: str, what: str, value: object) -> None:

@@ -255,6 +255,31 @@ def test_sizes_are_shown_in_words() -> None:
     assert show_bytes(10) == "10 B"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run hi --stop ''", "--stop must be texts of a character or more, got ''"),
+        ("run hi --stop a --stop ''", "--stop must be texts of a character or more, got ''"),
+        ("run hi --temperature 2.5", "--temperature must be a number in [0, 2], got 2.5"),
+        ("run hi --temperature nan", "--temperature must be a number in [0, 2], got nan"),
+        ("chat --top-p 0", "--top-p must be a number in (0, 1], got 0.0"),
+        ("chat --min-p 2", "--min-p must be a number in [0, 1], got 2.0"),
+        ("run hi --top-k -1", "--top-k must be an integer in [0, 2147483647], got -1"),
+        ("run hi --max-tokens 0", "--max-tokens must be an integer in [1, 2147483647], got 0"),
+        ("run hi --repetition-penalty 0", "--repetition-penalty must be a number in [0.01, 100]"),
+        ("serve --policy slo --slo ttft=-1", "--slo ttft=-1: ttft must be a number of seconds"),
+        ("serve --port 0 --batch-dir /proc/foo", "--batch-dir /proc/foo cannot be used"),
+    ],
+)
+def test_what_is_wrong_with_a_flag_is_said_with_its_name_before_anything_is_loaded(
+    words: str, said: str, fake: list[EngineConfig]
+) -> None:
+    shown = call(*shlex.split(words))
+    assert isinstance(shown.exception, SystemExit), shown.exception
+    assert said in " ".join(shown.stderr.split())
+    assert not fake or "batch-dir" in words
+
+
 def test_configurations_refuse_nonsense() -> None:
     for make in (
         lambda: EngineConfig(max_rows=0),

@@ -66,7 +66,9 @@ class StructuredOutputs:
     def __post_init__(self) -> None:
         def need(ok: bool, name: str, what: str) -> None:
             if not ok:
-                got = f"{name} must be {what}, got {shown(getattr(self, name))}"
+                value = getattr(self, name)
+                told = shown([*value] if isinstance(value, tuple) else value)
+                got = f"{name} must be {what}, got {told}"
                 raise InvalidRequest(f"{self.param} {got}", self.param)
 
         need(isinstance(self.json, str | Mapping | None), "json", "a JSON schema")
@@ -76,7 +78,7 @@ class StructuredOutputs:
         need(isinstance(self.strict, bool), "strict", "a boolean")
         if self.choice is not None:
             ok = isinstance(self.choice, tuple) and all(isinstance(c, str) for c in self.choice)
-            need(ok and bool(self.choice), "choice", "texts, one at least")
+            need(ok and bool(self.choice), "choice", "one text or more")
         names = ("json", "regex", "choice", "grammar", "json_object")
         given = [name for name in names if getattr(self, name) not in (None, False)]
         if len(given) != 1:
@@ -145,8 +147,8 @@ class SamplingParams:
 
         def ids(param: str) -> None:
             value = getattr(self, param)
-            ok = isinstance(value, tuple) and all(map(_is_id, value))
-            need(ok, param, "a tuple of token ids in [0, 2147483647]")
+            need(isinstance(value, tuple), param, "a tuple of token ids")
+            need(all(map(_is_id, value)), param, "token ids in [0, 2147483647]")
 
         count("max_tokens", 1, 2**31 - 1, optional=True)
         real("temperature", 0.0, 100.0)
@@ -166,11 +168,15 @@ class SamplingParams:
         ids("stop_token_ids")
         if self.allowed_token_ids is not None:
             ids("allowed_token_ids")
-            need(bool(self.allowed_token_ids), "allowed_token_ids", "non-empty")
-        ok = isinstance(self.logit_bias, tuple) and all(map(_is_bias, self.logit_bias))
-        need(ok, "logit_bias", "(token id, bias in [-100, 100]) pairs")
-        ok = isinstance(self.stop, tuple) and all(isinstance(s, str) and s for s in self.stop)
-        need(ok, "stop", "a tuple of non-empty strings")
+            need(bool(self.allowed_token_ids), "allowed_token_ids", "one token id or more")
+        need(isinstance(self.logit_bias, tuple), "logit_bias", "a tuple of pairs")
+        need(
+            all(map(_is_bias, self.logit_bias)),
+            "logit_bias",
+            "(token id, bias in [-100, 100]) pairs",
+        )
+        need(isinstance(self.stop, tuple), "stop", "a tuple of texts")
+        need(all(map(_is_stop, self.stop)), "stop", "texts of a character or more")
         for param, kind, what in _KINDS:
             need(isinstance(getattr(self, param), kind), param, what)
         need(not self.embed or self.max_tokens == 1, "embed", "False unless max_tokens is 1")
@@ -199,10 +205,15 @@ def _is_number(value: object) -> bool:
 
 def _first_wrong(param: str, value: object) -> object:
     """Of a long list what is wrong in it, or it would be cut off in a message."""
-    fine = {"logit_bias": _is_bias}.get(param, _is_id if param.endswith("_ids") else None)
+    of = {"logit_bias": _is_bias, "stop": _is_stop}
+    fine = of.get(param, _is_id if param.endswith("_ids") else None)
     if fine is None or not isinstance(value, tuple):
         return value
     return next((item for item in value if not fine(item)), value)
+
+
+def _is_stop(value: object) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _is_id(value: object) -> bool:

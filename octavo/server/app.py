@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from octavo.config import ServerConfig
 from octavo.core.admission import Admission
+from octavo.core.request import shown
 from octavo.errors import InvalidRequest
 from octavo.server import (
     account,
@@ -64,7 +65,7 @@ ENDPOINTS = (  # modules with `routes(service)`
     openapi,
     page,
 )
-OPEN_PATHS = ("/health", "/ready", "/")
+OPEN_PATHS = ("/health", "/ready", "/", page.ICON)
 ADMIN_PATHS = ("/metrics", "/v1/engine/live")  # of all keys; where some keys are admin's
 
 
@@ -153,7 +154,7 @@ class App:
             return
         if scope["type"] != "http":
             raise NotImplementedError(scope["type"])
-        service = self.service
+        service, scope = self.service, _plain(scope)
         trace = Trace(_request_id(scope), scope["method"], scope["path"], service.driver.clock())
         trace.client = scope["client"][0] if scope.get("client") else ""
         outbound = Outbound(send, trace, self.cors.headers(header(scope, b"origin")))
@@ -167,6 +168,7 @@ class App:
                 return
             scope["octavo.key"] = key = self._enter(scope)
             trace.key = key.name if key is not None else ""
+            _check_encoding(scope)
             await self.router(scope, receive, outbound)
         except HTTPException as error:
             await self._refuse(scope, outbound, error, http_problem(error, scope))
@@ -268,6 +270,21 @@ class Outbound:
             headers += [item for item in self._more if item[0] not in present]
             message["headers"] = headers
         await self._send(message)
+
+
+def _plain(scope: Scope) -> Scope:
+    """With the path as the routes have it: a slash at its end means nothing."""
+    path = scope["path"]
+    return {**scope, "path": path[:-1]} if len(path) > 1 and path.endswith("/") else scope
+
+
+def _check_encoding(scope: Scope) -> None:
+    """Raises HTTP 415 for a body that would have to be unpacked first: nobody knows how large it
+    would become."""
+    given = header(scope, b"content-encoding")
+    if scope["method"] not in ("GET", "HEAD") and given.strip().lower() not in ("", "identity"):
+        what = f"send the body as it is: content-encoding {shown(given)} is not supported"
+        raise HTTPException(415, what, {"accept-encoding": "identity"})
 
 
 async def _no_receive() -> Message:

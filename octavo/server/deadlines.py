@@ -97,7 +97,7 @@ class Deadlines:
         tier = ASKED.get("auto" if service_tier is None else service_tier)
         if tier is None:
             words = ", ".join(ASKED)
-            text = f"service_tier must be one of {words}, got {str(service_tier)[:64]}"
+            text = f"service_tier must be one of {words}, got {shown(service_tier)}"
             raise Unsupported(text, "service_tier")
         tier = tier if self.kept else Tier.DEFAULT
         held = max(tier, key.tier) if key is not None else tier
@@ -129,7 +129,10 @@ def parse_slo(text: str) -> tuple[Tier, Slo]:
             values[name] = decimal(value)
         except ValueError:
             raise InvalidRequest(f"--slo: {value!r} is not a number of seconds", "slo") from None
-    return tier, Slo(**values)
+    try:
+        return tier, Slo(**values)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"--slo {text}: {str(error).removeprefix('slo ')}", "slo") from None
 
 
 def in_force(slo: Slo) -> str:

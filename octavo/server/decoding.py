@@ -159,7 +159,7 @@ def _why_not(name: str) -> str:
     if name in _INSTEAD:
         return f"is not supported: give {_INSTEAD[name]}"
     harmless = " or ".join(map(told, _HARMLESS.get(name, ())))
-    return "is not supported by this version" + (f" (but {harmless})" if harmless else "")
+    return f"must be {harmless} in this version" if harmless else "is not supported by this version"
 
 
 def told(value: Any) -> str:

@@ -43,7 +43,7 @@ class Dialect:
         if self.efforts:
             return {"reasoning_effort": effort}
         if self.switch is None:
-            what = f"reasoning_effort {effort}: this model's chat template has no such setting"
+            what = f"reasoning_effort {effort!r}: this model's chat template has no such setting"
             raise Unsupported(what, "reasoning_effort")
         return {self.switch: effort != "none"}
 

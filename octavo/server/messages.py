@@ -146,7 +146,7 @@ def routes(service: Service) -> list[Route]:
 def refusal(response: Response) -> Response:
     """A refusal in OpenAI's words as Anthropic's."""
     status, body = anthropic_error(response.status_code, msgspec.json.decode(response.body))
-    kept = ("retry-after", "retry-after-ms", "www-authenticate", "allow")
+    kept = ("retry-after", "retry-after-ms", "www-authenticate", "allow", "accept-encoding")
     headers = {name: response.headers[name] for name in kept if name in response.headers}
     return reply_json(body, status, headers)
 
@@ -271,7 +271,8 @@ def _text(content: str | list[Block], at: str) -> str:
     for index, block in enumerate(content):
         here = at if at.endswith("]") else f"{at}[{index}]"
         if block.type != "text":
-            raise Unsupported(f"{here}.type must be text here, got {block.type}", f"{here}.type")
+            what = f"{here}.type must be text here, got {shown(block.type)}"
+            raise Unsupported(what, f"{here}.type")
         refuse(block, here + ".")
         texts.append(_given(block.text, f"{here}.text"))
     return "".join(texts)

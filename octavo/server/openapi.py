@@ -31,9 +31,9 @@ from octavo.server.tokens import DetokenizeBody, TokenizeBody
 
 EVENTS = "text/event-stream"  # OpenAPI 3.1 has no way to say what one event is
 OPENAI, ANTHROPIC, TEXT, LOOK, SELF = "OpenAI", "Anthropic", "Text", "Operation", "Documents"
-WORK = (400, 401, 403, 404, 408, 413, 429, 500, 503)
+WORK = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 KEPT = (401, 403, 404, 501)
-MESSAGES = (400, 401, 403, 404, 408, 413, 429, 500, 529)
+MESSAGES = (400, 401, 403, 404, 408, 413, 415, 429, 500, 529)
 WORDS = {
     400: "The request cannot be served as asked; `param` names the field.",
     401: "A key is needed and none fits.",
@@ -41,6 +41,7 @@ WORDS = {
     404: "Not here.",
     408: "The body took too long.",
     413: "The body is too large.",
+    415: "The body has a content-encoding; send it as it is.",
     429: "This key has its share already; `retry-after` says when to come back.",
     500: "This request failed inside the server.",
     501: "This server keeps no files: it was started without `--batch-dir`.",

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from octavo.server.service import Service
 
 ASSETS = "/assets/"
+ICON = "/favicon.ico"  # what browsers ask for where a page names no icon: there is none
 FOLDER = Path(__file__).resolve().parent.parent / "web"
 POLICY = "; ".join(
     (
@@ -106,7 +107,12 @@ def routes(service: Service) -> list[Route]:  # noqa: ARG001
     return [
         Route("/", page.index, methods=["GET"]),
         Route(ASSETS + "{name}", page.asset, methods=["GET"]),
+        Route(ICON, _no_icon, methods=["GET"]),
     ]
+
+
+async def _no_icon(request: Request) -> Response:  # noqa: ARG001
+    return Response(None, 204, {"cache-control": "public, max-age=86400"})
 
 
 def _file(path: Path) -> File:

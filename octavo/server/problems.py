@@ -122,6 +122,7 @@ _CODES = {
     404: "not_found",
     405: "method_not_allowed",
     413: "body_too_large",
+    415: "content_encoding_not_supported",
     499: "client_left",
     501: "not_offered",
 }

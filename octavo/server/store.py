@@ -20,7 +20,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, in_words
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -151,9 +151,11 @@ class Store:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
-            raise InvalidRequest(f"{folder} is used by another server", "batch_dir") from None
+            text = f"--batch-dir {folder} is used by another server"
+            raise InvalidRequest(text, "batch_dir") from None
         except OSError as error:
-            raise InvalidRequest(f"cannot use {folder}: {error.strerror}", "batch_dir") from None
+            text = f"--batch-dir {folder} cannot be used: {in_words(error)}"
+            raise InvalidRequest(text, "batch_dir") from None
         try:
             self._db = self._open()
         except sqlite3.DatabaseError as error:

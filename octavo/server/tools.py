@@ -112,7 +112,7 @@ def toolbox(
     """What the fields ask for; None: no tool may be called. Raises `InvalidRequest`."""
     if not tools:
         if choice is not None and choice not in ("none", "auto"):
-            got = choice if isinstance(choice, str) else shown(choice.function.name)
+            got = shown(choice if isinstance(choice, str) else choice.function.name)
             raise InvalidRequest(f"tool_choice {got} needs tools, got none", "tool_choice")
         return None
     if len(tools) > MAX_TOOLS:
@@ -125,7 +125,8 @@ def toolbox(
             raise InvalidRequest(what, at)
     names = [function.name for function in functions]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise InvalidRequest(f"tools must have names of their own, got {twice[0]} twice", "tools")
+        what = f"tools must have names of their own, got {shown(twice[0])} twice"
+        raise InvalidRequest(what, "tools")
     if choice == "none":
         return None
     if isinstance(choice, NamedTool):

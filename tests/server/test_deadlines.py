@@ -291,9 +291,12 @@ def test_a_key_s_options_are_checked(tmp_path: Path, option: str) -> None:
         House(api_key_file=str(keys))
 
 
-@pytest.mark.parametrize("text", ["", "ttft", "ttft=x", "speed=1", "best:ttft=1", "ttft=0"])
-def test_a_default_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest):
+@pytest.mark.parametrize(
+    "text",
+    ["", "ttft", "ttft=x", "speed=1", "best:ttft=1", "ttft=0", "ttft=-1", "flex:e2e=nan"],
+)
+def test_a_default_that_is_none_is_refused_by_the_name_of_its_flag(text: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"--slo\b"):
         parse_slo(text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -705,3 +706,72 @@ def test_a_lost_engine_tells_everybody_and_health_says_no() -> None:
             assert (await client.post(CHAT, json=chat())).status_code == 500
 
     asyncio.run(main())
+
+
+PACKED = gzip.compress(json.dumps(chat()).encode())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        CHAT,
+        COMPLETIONS,
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/tokenize",
+        "/v1/files",
+    ],
+)
+@pytest.mark.parametrize("encoding", ["gzip", "br", "gzip, identity", "zstd"])
+def test_a_body_that_would_have_to_be_unpacked_is_refused_in_plain_words(
+    path: str, encoding: str
+) -> None:
+    refused = ask(path, PACKED, **{"content-encoding": encoding})
+    assert refused.status_code == 415
+    error = refused.json()["error"]
+    assert error["code"] == "content_encoding_not_supported"
+    assert f"content-encoding {encoding!r}" in error["message"]
+    assert refused.headers["accept-encoding"] == "identity"
+
+
+def test_an_encoding_that_is_none_is_fine() -> None:
+    assert ask(CHAT, chat(), **{"content-encoding": "Identity"}).status_code == 200
+
+
+def test_a_slash_at_the_end_of_a_path_means_nothing(tmp_path: Path) -> None:
+    """Not to who may enter either."""
+    keys = tmp_path / "keys"
+    keys.write_text("one one-key-of-sixteen-letters\nop op-key-of-sixteen-letters admin\n")
+
+    async def main() -> None:
+        async with inside(House()) as client:
+            for path in ("/metrics", "/v1/models", "/v1/models/fake", "/health", "/ready", "/load",
+                         "/version", "/docs", "/openapi.json"):  # fmt: skip
+                plain, slashed = await client.get(path), await client.get(path + "/")
+                assert (plain.status_code, slashed.status_code) == (200, 200), path
+                assert slashed.headers["content-type"] == plain.headers["content-type"]
+            assert (await client.post(CHAT + "/", json=chat())).status_code == 200
+            assert (await client.get("/nowhere/")).status_code == 404
+        async with inside(House(api_key_file=str(keys))) as client:
+            one = {"authorization": "Bearer one-key-of-sixteen-letters"}
+            assert (await client.get("/metrics/", headers=one)).status_code == 403
+            assert (await client.get("/v1/models/")).status_code == 401
+            assert (await client.get("/health/")).status_code == 200
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"best_of": 3}, "best_of must be 1 in this version, got 3"),
+        ({"echo": True}, "echo must be false in this version, got true"),
+        ({"function_call": "f"}, "function_call must be 'none' or 'auto' in this version, got 'f'"),
+        ({"audio": {}}, "audio is not supported by this version, got {}"),
+    ],
+)
+def test_a_field_that_may_have_one_value_alone_is_told_which(
+    fields: dict[str, Any], said: str
+) -> None:
+    assert error_of(ask(CHAT, chat(**fields)))["message"] == said

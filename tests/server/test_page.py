@@ -94,11 +94,18 @@ async def test_the_page_is_open_where_keys_are_needed_and_its_data_is_not(tmp_pa
     async with inside(House(api_key_file=str(keys))) as client:
         found: dict[str, Any] = {
             path: (await client.get(path)).status_code
-            for path in ("/", "/assets/index-abc123.js", "/v1/models", "/v1/engine/live")
+            for path in (
+                "/",
+                "/assets/index-abc123.js",
+                "/favicon.ico",
+                "/v1/models",
+                "/v1/engine/live",
+            )
         }
     assert found == {
         "/": 200,
         "/assets/index-abc123.js": 200,
+        "/favicon.ico": 204,
         "/v1/models": 401,
         "/v1/engine/live": 401,
     }
