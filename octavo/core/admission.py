@@ -435,12 +435,13 @@ class Admission:
 
     def _ttft(self, newcomer: _Newcomer, steps: _Steps) -> float:
         """When all of it is computed."""
-        _, tokens, work, _ = newcomer
+        tenant, tokens, work, _ = newcomer
         ahead = steps.ahead
         # Rows and blocks come free while others are computed.
         load, capacity = steps.load, self._scheduler.capacity
         rows = load.running + steps.coming - capacity.max_rows
-        lack = tokens // capacity.block_size + 1 - load.available
+        left = load.available - (tokens // capacity.block_size + 1)
+        lack = self._scheduler.growth(left, tenant) - left if load.running else 0.0
         if (rows > 0 or lack > 0) and load.running:
             wait = self._wait_for_room(rows, lack, steps)
             ahead = max(ahead, wait + work + ceil(work / steps.prefill) * steps.besides)
@@ -548,7 +549,7 @@ class Admission:
         give_way = self._scheduler.give_way
         return self.kept.backlog(now, lambda holders: give_way(holders, tenant))
 
-    def _wait_for_room(self, rows: int, blocks: int, steps: _Steps) -> float:
+    def _wait_for_room(self, rows: int, blocks: float, steps: _Steps) -> float:
         """Seconds until so many rows and blocks come free, that are wanted and not there: the
         running sequences end one after another."""
         scheduler, running = self._scheduler, steps.load.running

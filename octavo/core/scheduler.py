@@ -407,7 +407,8 @@ class Scheduler:
         n, outputs = self._chunk(seq, start, self._in_time(seq, start, most, plan), plan.outputs)
         need = blocks.blocks_for(len(seq.tokens)) - len(shared)
         spare = blocks.num_available - blocks.num_idle(shared) - self._owed
-        if not n or need > spare or not self._leaves_growth(spare - need, seq):
+        left = spare - need
+        if not n or left < 0 or left < self.growth(left, seq.request.tenant):
             self.stats.journal.stopped(Wait.BLOCKS if n else Wait.TIME)
             if n and self._clear_way(seq, plan):
                 self._admit(seq, most, plan)
@@ -439,18 +440,23 @@ class Scheduler:
         self._preempt(last, plan)
         return True
 
-    def _leaves_growth(self, blocks: int, seq: Sequence) -> bool:
-        """Whether so many free blocks, beside one that joins, are enough for what the running
-        sequences will write: those of tenants that give way to its own get what is left."""
+    def growth(self, blocks: float, tenant: str) -> float:
+        """Blocks to keep free for what the running sequences will write, beside one of a tenant's
+        that joins and leaves so many: those of tenants that give way to its own get what is left.
+        At most that, where there are enough."""
         size, reserve, running = self.blocks.block_size, self.reserve, self._running
-        if blocks >= reserve.most_growth(len(running), size):
-            return True
-        if blocks >= reserve.growth(running, size):
-            return True
+        kept = reserve.most_growth(len(running), size)
+        if blocks >= kept:
+            return kept
+        kept = reserve.growth(running, size)
+        if blocks >= kept:
+            return kept
         tenants = {other.request.tenant for other in running}
-        behind = self._order.give_way(tenants, seq.request.tenant)
+        behind = self._order.give_way(tenants, tenant)
+        if not behind:
+            return kept
         before = [other for other in running if other.request.tenant not in behind]
-        return bool(behind) and blocks >= reserve.growth(before, size)
+        return reserve.growth(before, size)
 
     # ---- rows -----------------------------------------------------------------------------------
 
@@ -622,7 +628,11 @@ class Scheduler:
                 if not left:
                     due = min(due, start + seq.pace)
         waiting = self._roster.num_waiting
-        available = self.blocks.num_available
+        available, blocks_for = self.blocks.num_available, self.blocks.blocks_for
+        if reading:  # what these need for their prompts is theirs
+            available -= sum(
+                [blocks_for(len(seq.tokens)) - len(seq.block_table) for seq in reading]
+            )
         return _new(Load, (running, waiting, available, start, tightest, promised, due))
 
     def moving_at(self, pace: float, tenant: str) -> float:

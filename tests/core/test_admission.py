@@ -707,3 +707,39 @@ def test_what_can_never_be_kept_is_no_claim_on_what_others_have() -> None:
     with pytest.raises(TooTight):
         gate.judge(ask("x", 300, tenant="x", slo=Slo(tpot=1e-6)), 0.0)
     assert not met
+
+
+def short(blocks: int, *begun: Request) -> Clocked:
+    """A machine of so many blocks of 16 tokens, on which these have begun; 200 tokens each, as far
+    as is known."""
+    each = Coefficients(5e-3, 4e-5, 1e-8, 1e-9, 4e-4, 1e-5)
+    machine = Clocked(slo(), each, num_blocks=blocks, block_size=16, max_rows=32, max_tokens=64)
+    machine.admission = Admission(machine.scheduler)
+    machine.scheduler.reserve._by_tenant[""] = machine.scheduler.reserve._top = 200.0
+    machine.at(*begun)
+    while machine.scheduler.num_running < len(begun):
+        machine.serve(machine.now + 0.01)
+    return machine
+
+
+@pytest.mark.parametrize("prompt", [5, 60, 250])
+def test_blocks_that_are_kept_for_what_runs_are_promised_to_nobody(prompt: int) -> None:
+    streams = [ask(f"s{i}", 100, 200) for i in range(8)]
+    new = partial(ask, "new", prompt, 4, slo=Slo(ttft=0.15))
+    machine = short(100, *streams)
+    assert machine.scheduler.blocks.num_available > 40
+    machine.come(new(arrival=machine.now))
+    assert "new" in machine.refused
+    machine = short(400, *streams)
+    machine.come(new(arrival=machine.now))
+    assert ttft(machine.serve()["new"]) <= 0.15
+
+
+def test_blocks_that_a_prompt_which_is_read_will_need_are_promised_to_nobody() -> None:
+    for blocks, kept in ((30, False), (64, True)):
+        machine = short(blocks, ask("long", 380, 20))
+        assert machine.scheduler.blocks.num_available > 20
+        machine.come(ask("new", 120, 4, arrival=machine.now, slo=Slo(ttft=0.2)))
+        done = machine.serve()
+        assert ("new" in machine.refused) != kept
+        assert not kept or ttft(done["new"]) <= 0.2
