@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -162,6 +163,43 @@ def test_phases_adds_up_whole_steps(assembly, tmp_path):
     pytest.importorskip("matplotlib")
     found.draw(str(tmp_path / "phases.png"))
     assert (tmp_path / "phases.png").stat().st_size > 10_000
+
+
+def a_point(phase, rows, memory_share, fraction):
+    """A step of 1e9 bytes and as many operations as the share suggests, so near its roof."""
+    intensity = 3.0 if memory_share > 0.5 else 40.0
+    return {
+        "phase": phase, "rows": rows, "bytes": 1e9, "operations": intensity * 1e9,
+        "intensity": intensity, "unit": "int8", "memory_share": memory_share, "seconds": 0.1,
+        "least_s": 0.1 * fraction, "fraction": fraction, "tokens_per_s": rows / 0.1,
+        "roof": roofline.roof_of(memory_share), "bound": roofline.bound_by(memory_share, fraction),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("isa", ["amx", "avx512", "portable"])
+@pytest.mark.parametrize("memory_share", [1.0, 0.0])
+@pytest.mark.parametrize("fraction", [0.06, 0.49, 0.5, 0.9, 1.1])
+def test_what_is_said_of_a_phase_follows_from_what_was_measured(isa, memory_share, fraction):
+    points = [a_point("prefill", 64, memory_share, fraction), a_point("decode", 1, 1.0, 0.8)]
+    ceilings = dataclasses.asdict(dataclasses.replace(BOX, isa=isa))
+    found = phases.finding({"model": "m", "context": 9, "ceilings": ceilings, "points": points})
+    roof = "memory" if memory_share else "compute"
+    row = dict(zip(phases.HEAD, found.sheets[0].rows[0], strict=True))
+    assert (row["roof"], row["of roof"]) == (roof, f"{fraction:.0%}")
+    assert row["bound by"] == (roof if fraction >= 0.5 else "neither")
+    said = " ".join(found.says)
+    prefill = said[said.index("A prefill of 64 tokens") :].partition(". ")[0]
+    waits = {"memory": "waits for memory", "compute": "waits for arithmetic"}
+    assert ("waits for neither" in prefill) == (fraction < 0.5)
+    assert (waits[roof] in prefill) == (fraction >= 0.5)
+    assert ("less than half of the roof" in said) == (fraction < 0.5)
+    assert ("matrix tiles" in said) == (fraction < 0.5 and isa == "amx")
+    assert ("Above 100 %" in said) == (fraction > 1.0)
+
+
+def test_the_rows_that_tiles_begin_at_are_the_kernels_own():
+    header = Path(roofline.__file__).parents[1] / "kernels" / "cpu" / "linear.h"
+    assert f"LEAST_TILE_ROWS = {roofline.TILE_ROWS};" in header.read_text()
 
 
 def test_the_parts_of_a_step_add_up_to_its_wall_time(assembly):

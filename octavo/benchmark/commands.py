@@ -97,10 +97,12 @@ def offline(
     head = ["prompt", "output", "at once", "prefill tok/s", "of roof", "decode tok/s", "of roof",
             *(["guessed"] if guesses else []), "TTFT ms", "TPOT ms"]  # fmt: skip
     show_table(title, head, rows)
+    shares = [cell[f"{phase}_share"] for cell in report["cells"] for phase in ("prefill", "decode")]
     guessed = " guessed: output tokens that speculation saved a step each." if guesses else ""
     paragraph(
         "of roof: measured / the least time in which this machine can do the same operations "
         f"and read the same bytes, a step for every token.{guessed}"
+        + _shares_note(report["isa"], llm.config.act, shares)
     )
     _neighbours(report)
 
@@ -111,12 +113,21 @@ def _neighbours(report: dict[str, Any]) -> None:
         paragraph(text, fg="yellow")
 
 
-OPS_HEAD = ["op", "ms", "share", "GB/s", "Gop/s", "op/byte", "bound by", "of roof"]
+OPS_HEAD = ["op", "ms", "share", "GB/s", "Gop/s", "op/byte", "roof", "of roof"]
 OPS_NOTE = (
     "of roof: least time / time, where the least is the longer of bytes at the memory's speed and "
-    "operations at the unit's peak (pairs of bytes count twice). Above 100 %: part of the bytes "
-    "came from a cache."
+    "operations at the unit's peak (pairs of bytes count twice); roof: which of them is longer."
 )
+
+
+def _shares_note(isa: str, act: str, shares: list[float]) -> str:
+    """Why shares of the roof are small, and why above one, where there are such."""
+    from octavo.benchmark.roofline import ABOVE, NEAR, why_below
+
+    notes = [f" {ABOVE}"] if max(shares, default=0.0) > 1.0 else []
+    if min(shares, default=1.0) < NEAR:
+        notes.append(f" Below half: {why_below(isa, 'f32' if act == 'fp32' else 'int8')}")
+    return "".join(notes)
 
 
 @bench.command(
@@ -162,7 +173,7 @@ def kernels(
         _case(case)
     for left in report["left_out"]:
         note(f"left out: {left['case']}: {left['why']}")
-    paragraph(OPS_NOTE)
+    paragraph(OPS_NOTE + _of_ops(report))
     _neighbours(report)
     if plot:
         click.echo(f"drawn: {plot}")
@@ -178,6 +189,14 @@ def _machine(report: dict[str, Any]) -> None:
         f"a barrier {barrier * 1e9:.0f} ns"
     )
     click.echo()
+
+
+def _of_ops(report: dict[str, Any]) -> str:
+    """About the shares of whole steps, and of ops: of small ones only what is above one."""
+    shares = [case["fraction"] for case in report["cases"]]
+    shares += [op["fraction"] for case in report["cases"] for op in case["ops"]
+               if op["share"] >= 0.1 or op["fraction"] > 1.0]  # fmt: skip
+    return _shares_note(report["isa"], report["act"], shares)
 
 
 def _op(op: dict[str, Any]) -> list[str]:
@@ -243,7 +262,9 @@ def step(
     _machine(report)
     for case in report["cases"]:
         _account(case)
-    paragraph("ms are of a step, on average; ops without their waiting. " + OPS_NOTE)
+    paragraph(
+        "ms are of a step, on average; ops without their waiting. " + OPS_NOTE + _of_ops(report)
+    )
     _neighbours(report)
     if plot:
         click.echo(f"drawn: {plot}")
@@ -311,6 +332,11 @@ def scaling(
     _machine(report)
     for name, points in report["sweeps"].items():
         _sweep(room.TITLES[name], points, report["cliffs"][name])
+    shares = [p["fraction"] for points in report["sweeps"].values() for p in points]
+    paragraph(
+        "of model: the cost model's time at this machine's ceilings / time."
+        + _shares_note(report["isa"], report["act"], shares)
+    )
     for left in report["left_out"]:
         note(f"left out: {left['sweep']} {left['at']}: {left['why']}")
     _neighbours(report)

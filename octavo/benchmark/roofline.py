@@ -16,6 +16,9 @@ from octavo.ceilings import Ceilings, units
 from octavo.ops.program import Program
 from octavo.ops.table import TABLE, StepShape
 
+NEAR = 0.5  # of its roof: what stands lower is held up by something else
+TILE_ROWS = 48  # fewest rows of a product that uses matrix tiles, as kernels/cpu/linear.h has it
+ABOVE = "Above 100 %: part of the bytes came from a cache, which is faster than memory."
 SCORE_BYTES = 12  # of each visible pair: f32 scores and bf16 weights, each written and read
 
 
@@ -106,6 +109,36 @@ def dots(steps: Iterable[Sequence[Demand]], seconds: Sequence[float]) -> list[Do
         for op, (moved, done, least, spent) in sums.items()
         for held in (bounds[op],)
     ]
+
+
+def bound_by(memory_share: float, fraction: float) -> str:
+    """What a step waits for, by what was measured: "memory" or "compute" where it comes near that
+    roof, else "neither". memory_share: of its least time. fraction: of its roof."""
+    if fraction < NEAR:
+        return "neither"
+    return roof_of(memory_share)
+
+
+def roof_of(memory_share: float) -> str:
+    """Which roof is the lower one, "memory" or "compute"."""
+    return "memory" if memory_share >= 0.5 else "compute"
+
+
+def why_below(isa: str, unit: str) -> str:
+    """What keeps steps from their roof, in words. unit: whose peak the roof is, as in `UNITS`."""
+    parts = "`octavo bench step` takes a step apart into its ops, waiting and overheads."
+    if isa == "amx" and unit != "f32":
+        return (
+            f"The peak is that of the matrix tiles (amx), which products of fewer than {TILE_ROWS} "
+            "rows do not use: vectors are as fast there, far below that peak. With more rows the "
+            "scales hold them up: where weights have one for each block of 32, a tile of sums is "
+            "good for one block only, then it is stored, scaled and added by the vector units. "
+            + parts
+        )
+    return (
+        "The roof counts operations and bytes alone: not the unpacking of weights, the scaling of "
+        "sums block by block, attention's softmax, nor threads that wait for each other. " + parts
+    )
 
 
 def naive_intensity(program: Program, shape: StepShape) -> float:

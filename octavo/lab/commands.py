@@ -138,9 +138,10 @@ def phases(
     tokens: tuple[int, ...], batch: tuple[int, ...], context: int, plot: str | None,
     as_json: bool, **flags: Any,
 ) -> None:  # fmt: skip
-    """Prefill waits for arithmetic, decode for memory; a batch moves the line.
+    """Does prefill wait for arithmetic, decode for memory, and does a batch move the line?
 
-    Whole steps of a real model on this machine's roofline: intensity, bound, time.
+    Whole steps of a real model on this machine's roofline: intensity, which roof that is under, how
+    near the step comes to it, and so what it waits for.
     """
     from octavo.benchmark import instrument
     from octavo.lab import phases as room

@@ -1,12 +1,15 @@
-"""`octavo lab phases`: prefill waits for arithmetic, decode for memory, and a batch moves the line.
+"""`octavo lab phases`: does prefill wait for arithmetic, decode for memory, and does a batch move
+the line?
 
 Whole steps of a real model on the roofline: prefill of growing chunks, and decode of growing
 batches. Intensity is operations for each byte that must be moved; below the ridge (peak over
-bandwidth) a step is bound by memory and another row in it is nearly free, above it by arithmetic.
+bandwidth) memory is a step's roof and another row in it is nearly free, above it arithmetic is.
+A step is bound by its roof only where it comes near it, which is for the measurement to say.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 from octavo import plots
 from octavo.assembly import Assembly
 from octavo.benchmark.kernels import Again, Case, Watch, misfit, step_shape, time_under
-from octavo.benchmark.roofline import demands
+from octavo.benchmark.roofline import ABOVE, bound_by, demands, roof_of, why_below
 from octavo.ceilings import Ceilings, reread
 from octavo.lab.finding import Finding, Sheet
 from octavo.neighbours import Neighbours, busy_note
@@ -71,18 +74,20 @@ def _point(assembly: Assembly, case: Case, seconds: float, ceilings: Ceilings) -
         "bytes": moved,
         "operations": done,
         "intensity": done / moved,
+        "unit": max(asked, key=lambda d: d.operations).unit,
         "memory_share": waits / least,
         "seconds": seconds,
         "least_s": least,
         "fraction": least / seconds,
+        "roof": roof_of(waits / least),
+        "bound": bound_by(waits / least, least / seconds),
         "tokens_per_s": tokens / seconds,
     }
 
 
 # ---- what it shows ----
 
-HEAD = ("step", "op/byte", "bound by memory", "ms", "ms a token", "tokens/s", "Gop/s", "GB/s",
-        "of roof")  # fmt: skip
+HEAD = ("step", "op/byte", "roof", "of roof", "bound by", "ms", "tokens/s", "Gop/s", "GB/s")
 
 
 def finding(values: dict[str, Any]) -> Finding:
@@ -97,43 +102,68 @@ def _row(p: dict[str, Any]) -> tuple[str, ...]:
     return (
         f"{p['phase']} {p['rows']}",
         f"{p['intensity']:.1f}",
-        f"{p['memory_share']:.0%}",
+        p["roof"],
+        f"{p['fraction']:.0%}",
+        p["bound"],
         f"{p['seconds'] * 1e3:.2f}",
-        f"{p['seconds'] / p['rows'] * 1e3:.3f}",
         f"{p['tokens_per_s']:.0f}",
         f"{p['operations'] / p['seconds'] / 1e9:.0f}",
         f"{p['bytes'] / p['seconds'] / 1e9:.1f}",
-        f"{p['fraction']:.0%}",
     )
 
 
 def _says(values: dict[str, Any]) -> tuple[str, ...]:
-    rates = values["ceilings"]["all"]
-    ridge = rates["int8"] / rates["dram"]
-    decode = [p for p in values["points"] if p["phase"] == "decode"]
-    prefill = [p for p in values["points"] if p["phase"] == "prefill"]
+    rates, points = values["ceilings"]["all"], values["points"]
+    decode = [p for p in points if p["phase"] == "decode"]
+    prefill = [p for p in points if p["phase"] == "prefill"]
+    unit = _unit(points)
     text = [
-        f"The ridge of this machine is at {ridge:.0f} operations a byte (int8 peak over memory "
-        "bandwidth)."
+        f"The ridge of this machine is at {rates[unit] / rates['dram']:.0f} operations a byte "
+        f"({unit} peak over memory bandwidth): left of it memory is a step's roof, right of it "
+        "arithmetic."
     ]
-    if decode and prefill:
-        one, big = decode[0], prefill[-1]
-        text.append(
-            f"One stream's decode does {one['intensity']:.1f} operations for each byte: it waits "
-            f"for memory, {one['bytes'] / one['seconds'] / 1e9:.0f} GB/s of "
-            f"{rates['dram'] / 1e9:.0f}. A prefill of {big['rows']} tokens reads the same weights "
-            f"once for all of them: {big['intensity']:.0f} operations a byte, and "
-            f"{big['operations'] / big['seconds'] / 1e9:.0f} Gop/s."
-        )
+    text += [_stands(one, rates) for one in (*decode[:1], *prefill[-1:])]
     if len(decode) > 1:
         one, many = decode[0], decode[-1]
         text.append(
-            f"A batch is how decode climbs: {many['rows']} sequences take "
+            f"{many['rows']} sequences decoded together take "
             f"{many['seconds'] / one['seconds']:.1f} times as long as one and give "
-            f"{many['tokens_per_s'] / one['tokens_per_s']:.1f} times the tokens. Attention does "
-            "not climb with them: each sequence reads a cache of its own."
+            f"{many['tokens_per_s'] / one['tokens_per_s']:.1f} times the tokens: weights are read "
+            "once for all of them, but each sequence's attention reads a cache of its own."
         )
-    return (" ".join(text),)
+    notes = []
+    if any(p["bound"] == "neither" for p in points):
+        why = why_below(values["ceilings"]["isa"], unit)
+        notes.append(f"bound by neither: less than half of the roof. {why}")
+    if any(p["fraction"] > 1.0 for p in points):
+        notes.append(f"of roof: least time / time. {ABOVE}")
+    return (" ".join(text), *notes)
+
+
+def _unit(points: Sequence[dict[str, Any]]) -> str:
+    """Whose peak the roof is: the unit of the step with most operations."""
+    return str(max(points, key=lambda p: p["operations"])["unit"]) if points else "int8"
+
+
+def _stands(p: dict[str, Any], rates: dict[str, float]) -> str:
+    """Where one step stands under the roof, and whether it waits for that."""
+    what = "One stream's decode" if p["phase"] == "decode" else f"A prefill of {p['rows']} tokens"
+    what = what if p["rows"] == 1 or p["phase"] != "decode" else f"Decode of {p['rows']} streams"
+    moved, done = p["bytes"] / p["seconds"] / 1e9, p["operations"] / p["seconds"] / 1e9
+    of = {
+        "memory": f"memory's {rates['dram'] / 1e9:.0f} GB/s, and it moves {moved:.0f}",
+        "compute": f"the {p['unit']} peak of {rates[p['unit']] / 1e9:.0f} Gop/s, and it does "
+        f"{done:.0f}",
+    }[p["roof"]]
+    ends = {
+        "memory": "it waits for memory",
+        "compute": "it waits for arithmetic",
+        "neither": "it waits for neither memory nor arithmetic",
+    }[p["bound"]]
+    return (
+        f"{what} does {p['intensity']:.1f} operations for each byte: its roof is {of}, "
+        f"{p['fraction']:.0%} of the roof, so {ends}."
+    )
 
 
 # ---- the picture ----
@@ -144,7 +174,8 @@ def draw(values: dict[str, Any], path: str) -> None:
     rates, points = values["ceilings"]["all"], values["points"]
     low, high = min(p["intensity"] for p in points) / 2, max(p["intensity"] for p in points) * 2
     least = min(p["operations"] / p["seconds"] for p in points) / 1e9
-    ridge, top = rates["int8"] / rates["dram"], rates["int8"] / 1e9
+    unit = _unit(points)
+    ridge, top = rates[unit] / rates["dram"], rates[unit] / 1e9
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, max(high, 2 * ridge))
@@ -170,7 +201,7 @@ def draw(values: dict[str, Any], path: str) -> None:
         for p, spot in zip(own, at, strict=True):
             labels.put(str(p["rows"]), spot, colour, 4)
     labels.place()
-    _roof_words(axes, rates, ridge)
+    _roof_words(axes, rates, unit)
     plots.round_ticks(axes.xaxis)
     plots.round_ticks(axes.yaxis)
     axes.set(xlabel="operations for each byte that must be moved", ylabel="Gop/s")
@@ -178,14 +209,15 @@ def draw(values: dict[str, Any], path: str) -> None:
     plots.save(drawing, path)
 
 
-def _roof_words(axes: Any, rates: dict[str, float], ridge: float) -> None:
-    """What bounds on either side of the ridge."""
+def _roof_words(axes: Any, rates: dict[str, float], unit: str) -> None:
+    """Whose roof is on either side of the ridge."""
+    ridge = rates[unit] / rates["dram"]
     sides = (
         (f"memory, {rates['dram'] / 1e9:.0f} GB/s", "right", -8),
-        (f"int8 products, {rates['int8'] / 1e9:.0f} Gop/s", "left", 8),
+        (f"{unit} products, {rates[unit] / 1e9:.0f} Gop/s", "left", 8),
     )
     for text, align, dx in sides:
-        axes.annotate(text, (ridge, rates["int8"] / 1e9), xytext=(dx, 8), ha=align, fontsize=9.5,
+        axes.annotate(text, (ridge, rates[unit] / 1e9), xytext=(dx, 8), ha=align, fontsize=9.5,
                       textcoords="offset points")  # fmt: skip
 
 
