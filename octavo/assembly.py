@@ -79,9 +79,10 @@ def assemble(
     from octavo.models.template import ChatTemplate, template_file
     from octavo.models.tokenizer import load_tokenizer
     from octavo.models.weights import open_checkpoint
-    from octavo.runtime.cpu import CpuExecutor, CpuOptions
+    from octavo.runtime.cpu import CpuExecutor, CpuOptions, usable_isa
 
-    # Before a download: what is wrong with it is known at once.
+    # Before a download: what is wrong with these is known at once.
+    usable_isa(config.isa)
     given = None if config.chat_template is None else template_file(config.chat_template)
     path = resolve(
         config.model, file=config.file, progress=lambda done, all: progress("fetch", done, all)

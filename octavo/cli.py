@@ -1,7 +1,8 @@
 """The command line: run, chat, serve, pull, bench, lab, doctor; and the simulator's commands.
 
 Flags come from the fields of `octavo.config`; what a command needs is imported when it runs, so
-that `--help` answers at once. Errors that Octavo raises on purpose are one line and exit code 1.
+that `--help` answers at once. Errors that Octavo raises on purpose are one line. Exit code 2: the
+command line is wrong; 1: what it asks for failed; 130: Ctrl-C ended it.
 """
 
 from __future__ import annotations
@@ -113,6 +114,8 @@ def cli(ctx: click.Context) -> None:
 
     Start with `octavo run "What is photosynthesis?"`: it fetches a small model (94 MiB) the first
     time.
+
+    Exit codes: 1 where something failed, 2 where the command line is wrong, 130 after Ctrl-C.
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False
@@ -559,9 +562,7 @@ class _Recording:
         `InvalidRequest` where another has written there since the command line was read."""
         with self._lock:
             if holds_something(self._path):
-                raise InvalidRequest(
-                    f"--record {self._path}: another server has begun it", "record"
-                )
+                raise InvalidRequest(f"--record {self._path}: another server has begun it")
             assert isinstance(self._file, io.StringIO), "begun once"
             said, self._file = self._file.getvalue(), open(self._path, "w")  # noqa: SIM115
             with self._as_far_as_it_goes():

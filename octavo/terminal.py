@@ -18,7 +18,7 @@ import click
 
 from octavo.config import EngineConfig, holds_something, parse_bytes, show_bytes
 from octavo.core.request import MAX_SLO, shown
-from octavo.errors import InvalidRequest, in_words
+from octavo.errors import ContextOverflow, InvalidRequest, in_words
 
 if TYPE_CHECKING:
     from octavo.assembly import Assembly
@@ -64,8 +64,8 @@ class Knob(click.Option):
 
 class OurCommand(click.Command):
     """A command that writes no file over what it reads, nor over another that it writes, nor a log
-    over an earlier one; its own options come first in --help, what many commands share after
-    them."""
+    over an earlier one. It tells a wrong command line from work that failed; its own options come
+    first in --help, what many commands share after them."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
@@ -78,8 +78,22 @@ class OurCommand(click.Command):
             with formatter.section(section):
                 formatter.write_dl(records)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """What an option cannot be is wrong with the command line, whoever finds it (exit code 2);
+        what a command meets while it works is not."""
+        try:
+            return super().invoke(ctx)
+        except InvalidRequest as error:
+            options = {one.name for one in self.params if isinstance(one, click.Option)}
+            if isinstance(error, ContextOverflow) or error.param not in options:
+                raise
+            raise click.UsageError(str(error), ctx) from error
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except InvalidRequest as error:  # in the file of --config
+            raise click.UsageError(str(error), ctx) from error
         named = {"config": ctx.meta.get(CONFIG), **ctx.params}  # that is read and not passed on
         given = [(one, value) for one in self.params
                  if isinstance(value := named.get(one.name or ""), str)]  # fmt: skip

@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -280,6 +281,52 @@ def test_what_is_wrong_with_a_flag_is_said_with_its_name_before_anything_is_load
     assert not fake or "batch-dir" in words
 
 
+WRONG = (
+    "serve --port abc", "serve --port 99999", "serve --policy foo", "serve --isa neon",
+    "serve --host 0.0.0.0", "serve --api-key-file /nowhere", "serve --max-n 0", "serve --slo x",
+    "serve --policy slo --slo x", "serve --config /nowhere", "serve --tls-cert /nowhere",
+    "serve --port 0 --batch-dir /proc/foo", "serve --cors-origin *", "run hi --isa neon",
+    "run hi --temperature 9", "run hi --kv-memory lots", "run hi --max-rows 0", "run", "run --foo",
+    "chat --seed x", "lab flash --isa neon", "doctor --seconds 0", "foo",
+    "bench offline --concurrency 0", "bench serve http://127.0.0.1:1 --concurrency 0",
+    "conformance", "conformance http://127.0.0.1:1 --only foo",
+    "conformance http://127.0.0.1:1 --api-key-file /nowhere",
+    "simulate poisson:rate=1,seconds=5 --policy foo", "simulate poisson:rate=1,seconds=5 -m foo",
+    "simulate poisson:rate=1,seconds=5 -H foo", "roofline llama-3.2-1b --tp 0",
+)  # fmt: skip
+FAILED = (
+    "conformance http://127.0.0.1:1", "bench serve http://127.0.0.1:1", "pull no-such-model",
+    "serve --port 0 -m /nowhere.gguf", "run hi -m /nowhere.gguf", "chat -m /nowhere.gguf",
+    "simulate /nowhere.csv", "simulate poisson:rate=1,seconds=0.001",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [*((words, 2) for words in WRONG), *((words, 1) for words in FAILED)]
+)
+def test_a_wrong_command_line_is_exit_code_2_and_what_fails_is_1(
+    words: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if "batch-dir" in words:  # which is looked at once the model is there
+        monkeypatch.setattr("octavo.cli._assemble", lambda *_, **__: fake_assembly())
+    shown = call(*words.split())
+    assert isinstance(shown.exception, SystemExit), shown.exception
+    assert shown.exit_code == code, shown.output
+    errors = [line for line in shown.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1
+    assert not shown.stdout
+
+
+def test_a_port_that_is_taken_is_no_mistake_in_the_command_line() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        shown = call("serve", "--port", str(other.getsockname()[1]))
+    assert shown.exit_code == 1
+    assert "cannot bind" in shown.stderr
+
+
 def test_configurations_refuse_nonsense() -> None:
     for make in (
         lambda: EngineConfig(max_rows=0),
@@ -312,7 +359,7 @@ def test_sizes_out_of_reach_are_refused_in_one_line(flag: str, value: str) -> No
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e9"])
 def test_doctor_refuses_a_time_that_is_none(seconds: str) -> None:
     result = call("doctor", "--seconds", seconds)
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert "--seconds" in result.stderr
 
 
@@ -357,7 +404,7 @@ def test_a_command_that_is_none_is_told_the_nearest(words: list[str], said: str)
         ["serve", "--api-key-file", "nowhere.txt"],
         ["serve", "--api-key-file", "/"],
         ["pull", "smollm2-135m", "--file", "nowhere"],
-        ["conformance", "http://127.0.0.1:1", "--key-file", "nowhere.txt"],
+        ["conformance", "http://127.0.0.1:1", "--api-key-file", "nowhere.txt"],
         ["simulate", "nowhere.jsonl"],
         ["simulate", "nowhere.jsonl", "--check"],
         ["roofline", "nowhere.json"],
@@ -378,7 +425,7 @@ def test_more_threads_than_processors_are_warned_of() -> None:
 
 def test_an_instruction_set_that_is_not_here_is_told_which_are() -> None:
     result = call("lab", "flash", "--isa", "sse")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "portable" in result.stderr
 
 
@@ -541,7 +588,7 @@ READS = {
     "bench offline --file": (),
     "bench serve --load": ("http://127.0.0.1:1",),
     "bench serve --api-key-file": ("http://127.0.0.1:1",),
-    "conformance --key-file": ("http://127.0.0.1:1",),
+    "conformance --api-key-file": ("http://127.0.0.1:1",),
     "simulate --steps": ("poisson:rate=1,seconds=5",),
     "simulate --operators": ("poisson:rate=1,seconds=5",),
     "simulate --model": ("poisson:rate=1,seconds=5",),

@@ -17,8 +17,6 @@ from octavo.conformance.wire import Wire, key_in
 from octavo.errors import InvalidRequest
 from octavo.terminal import OurCommand, OutputFile, unreached
 
-NOT_REACHED = 2
-
 
 @click.command(
     cls=OurCommand,
@@ -26,7 +24,7 @@ NOT_REACHED = 2
 Examples:
   octavo conformance http://127.0.0.1:8000
   octavo conformance http://127.0.0.1:8000 --heavy --junit report.xml
-  octavo conformance https://api.example.org --key-file key.txt --model small
+  octavo conformance https://api.example.org --api-key-file key.txt --model small
   octavo conformance http://127.0.0.1:8080 --only framing --only stop-strings
   octavo conformance --list
   octavo conformance http://127.0.0.1:8000 --json | jq '.checks[] | select(.verdict == "fail")'
@@ -35,9 +33,12 @@ Examples:
 @click.argument("url", required=False)
 @click.option("--model", "-m", help="Model to ask for (default: the first of /v1/models).")
 @click.option(
+    "--api-key-file",
     "--key-file",
+    "api_key_file",
     type=click.Path(exists=True, dir_okay=False),
-    help="File with the API key: its first line, or the last word of it.",
+    help="File with the API key: its first line, or the last word of it. (--key-file is its name "
+    "of before.)",
 )
 @click.option("--only", multiple=True, metavar="NAME", help="Run this check or group alone.")
 @click.option("--skip", multiple=True, metavar="NAME", help="Leave this check or group out.")
@@ -53,7 +54,7 @@ Examples:
     help="Write JUnit XML here too.",
 )
 def conformance(
-    url: str | None, model: str | None, key_file: str | None, only: tuple[str, ...],
+    url: str | None, model: str | None, api_key_file: str | None, only: tuple[str, ...],
     skip: tuple[str, ...], heavy: bool, timeout: float, flood: int, verbose: bool,
     listing: bool, as_json: bool, junit: str | None,
 ) -> None:  # fmt: skip
@@ -62,7 +63,7 @@ def conformance(
     Some behaviours are the specification's words ("spec"), others are what clients have learnt to
     rely on ("practice"); the report says which. What a server does not have is "not offered", what
     this model gave no occasion to see is "unclear"; neither is a failure. Exit code 1 if a check
-    fails, 2 if the server cannot be reached.
+    fails, or the server cannot be reached.
     """
     try:
         checks = chosen(only, skip, heavy)
@@ -73,13 +74,12 @@ def conformance(
         return
     if url is None:
         raise click.UsageError("give the URL of a server, such as http://127.0.0.1:8000")
-    wire = Wire(url, key_in(key_file, "key_file"), timeout)
+    wire = Wire(url, key_in(api_key_file, "api_key_file"), timeout)
     try:
         found = model or _model(wire)
     except (OSError, http.client.HTTPException) as error:
         why = unreached(wire.host, wire.port, error)
-        click.secho(f"{url} cannot be reached: {why}", fg="red", err=True)
-        sys.exit(NOT_REACHED)
+        raise click.ClickException(f"{url} cannot be reached: {why}") from error
     probe = Probe(wire, found, Settings(flood=flood))
     findings = list(_told(run(probe, checks), checks, quiet=as_json))
     if junit is not None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from octavo.core.batch import Batch, RowResult, StepResult
 from octavo.core.executor import Capacity
-from octavo.errors import BadFile, EngineError
+from octavo.errors import BadFile, EngineError, InvalidRequest
 from octavo.kernels import _cpu
 from octavo.models.config import ModelConfig, Rope
 from octavo.models.weights import Checkpoint, dequantize
@@ -244,10 +244,11 @@ def _capacity(budget: KvBudget, options: CpuOptions, context: int) -> Capacity:
 
 
 def usable_isa(name: str) -> str:
-    """The name, if it is "auto" or an instruction set of this machine. Raises EngineError."""
+    """The name, if it is "auto" or an instruction set of this machine. Raises InvalidRequest."""
     known = ("auto", *_cpu.isas())
     if name not in known:
-        raise EngineError(f"--isa {name} cannot be used here; this machine has {', '.join(known)}")
+        text = f"--isa {name} cannot be used here; this machine has {', '.join(known)}"
+        raise InvalidRequest(text, "isa")
     return name
 
 

@@ -50,7 +50,7 @@ def bind(config: ServerConfig) -> socket.socket:
     except OSError as error:
         bound.close()
         raise InvalidRequest(
-            f"cannot bind {config.host}:{config.port}: {error.strerror}; try another --port", "port"
+            f"cannot bind {config.host}:{config.port}: {error.strerror}; try another --port"
         ) from None
     bound.set_inheritable(True)
     return bound
@@ -106,7 +106,7 @@ async def serve(
     except OSError as error:  # somebody else was faster to listen
         await app.stop()
         text = f"cannot listen: {error.strerror}; try another --port"
-        raise InvalidRequest(text, "port") from None
+        raise InvalidRequest(text) from None
     try:
         ready()
         running = asyncio.create_task(server.main_loop())

@@ -29,14 +29,14 @@ def called(*words: str) -> Result:
 
 def test_a_run_without_failures_ends_well(key: str) -> None:
     with Fake().standing() as fake:
-        result = called(fake.url, "--key-file", key, "--only", GOOD, "--only", BAD)
+        result = called(fake.url, "--api-key-file", key, "--only", GOOD, "--only", BAD)
     assert result.exit_code == 0, result.output
     assert "2 of 2 pass" in result.output
 
 
 def test_a_failure_is_shown_with_its_words_and_ends_badly(key: str) -> None:
     with Fake(BAD).standing() as fake:
-        result = called(fake.url + "/v1/", "--key-file", key, "--only", GOOD, "--only", BAD)
+        result = called(fake.url + "/v1/", "--api-key-file", key, "--only", GOOD, "--only", BAD)
     assert result.exit_code == 1
     assert "does not begin with the prompt" in result.output
     assert "CreateCompletionRequest.echo" in result.output
@@ -44,7 +44,7 @@ def test_a_failure_is_shown_with_its_words_and_ends_badly(key: str) -> None:
 
 def test_json_holds_the_verdicts(key: str) -> None:
     with Fake(BAD).standing() as fake:
-        result = called(fake.url, "--key-file", key, "--json", "--only", "answers")
+        result = called(fake.url, "--api-key-file", key, "--json", "--only", "answers")
     report = json.loads(result.stdout)
     verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
     assert verdicts.pop(BAD) == "fail"
@@ -56,7 +56,7 @@ def test_json_holds_the_verdicts(key: str) -> None:
 def test_junit_holds_a_case_for_each_check(key: str, tmp_path: Path) -> None:
     path = tmp_path / "report.xml"
     with Fake(BAD).standing() as fake:
-        called(fake.url, "--key-file", key, "--junit", str(path), "--only", GOOD, "--only", BAD)
+        called(fake.url, "--api-key-file", key, "--junit", str(path), "--only", GOOD, "--only", BAD)
     suite = ElementTree.parse(path).getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     failed = suite.find(f"testcase[@name='{BAD}']/failure")
@@ -66,17 +66,18 @@ def test_junit_holds_a_case_for_each_check(key: str, tmp_path: Path) -> None:
 
 def test_heavy_checks_are_asked_for(key: str) -> None:
     with Fake().standing() as fake:
-        result = called(fake.url, "--key-file", key, "--json", "--only", "lifecycle")
+        result = called(fake.url, "--api-key-file", key, "--json", "--only", "lifecycle")
     names = {check["name"] for check in json.loads(result.stdout)["checks"]}
     assert names == {"disconnect-stream", "disconnect-whole"}
 
 
-def test_a_server_that_is_not_there_is_exit_code_2() -> None:
+def test_a_server_that_is_not_there_is_an_error() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         result = called(f"http://127.0.0.1:{free.getsockname()[1]}")
-    assert result.exit_code == 2
-    assert "cannot be reached" in result.output
+    assert result.exit_code == 1
+    assert "Error: http" in result.stderr
+    assert "cannot be reached" in result.stderr
 
 
 def test_a_word_that_is_no_check_is_named() -> None:

@@ -210,7 +210,7 @@ def key_everywhere(probe: Probe) -> str:
     if probe.wire.key is None:
         answer = probe.wire.ask("GET", "/v1/models", headers=wrong)
         if answer.status == 401:
-            raise NotOffered("this server wants a key: give --key-file")
+            raise NotOffered("this server wants a key: give --api-key-file")
         raise NotOffered("this server asks for no key")
     for headers in (wrong, {"Authorization": ""}):
         for method, path in PATHS:
