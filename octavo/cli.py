@@ -26,6 +26,8 @@ import click
 
 from octavo.benchmark.commands import bench
 from octavo.config import (
+    ONE_ANSWER,
+    ONE_AT_A_TIME,
     EngineConfig,
     ServerConfig,
     TalkConfig,
@@ -168,7 +170,7 @@ Examples:
 )
 @click.argument("prompt", nargs=-1, required=True)
 @options(TalkConfig)
-@options(EngineConfig, chats=True)
+@options(EngineConfig, chats=True, skip=ONE_ANSWER)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but the text.")
@@ -316,7 +318,7 @@ Examples:
 """
 )
 @options(TalkConfig)
-@options(EngineConfig, chats=True)
+@options(EngineConfig, chats=True, skip=ONE_AT_A_TIME)
 def chat(**flags: Any) -> None:
     """Talk with a model. /help lists the commands."""
     engine, talk = take(EngineConfig, flags), take(TalkConfig, flags)

@@ -90,8 +90,8 @@ class EngineConfig:
     )
     kv_memory: int | None = knob(
         None,
-        "Memory for the KV pool, e.g. 1GiB (default: what --max-rows sequences of --max-context "
-        "tokens need, at most half of the memory that is free).",
+        "Memory for the KV pool, e.g. 1GiB (default: what as many sequences of --max-context "
+        "tokens need as one step computes, at most half of the memory that is free).",
         size=True,
     )
     threads: int | None = knob(None, "Compute threads (default: one per core).")
@@ -133,6 +133,13 @@ class EngineConfig:
         _need(self.policy in policies, "policy", " or ".join(policies), self.policy)
         known = self.speculation in ("off", "auto")
         _need(known, "speculation", "off or auto", self.speculation)
+
+
+# Fields of `EngineConfig` that change nothing for some commands, which therefore do not take them.
+ONE_AT_A_TIME = ("max_rows", "policy")  # nobody else is there: a conversation
+ONE_ANSWER = (*ONE_AT_A_TIME, "prefix_caching")
+RANKING = ("prefix_caching", "policy")  # requests alike, all there at once, with nothing cached
+SCHEDULING = (*RANKING, "speculation")  # steps made by hand, or schedulers of an experiment's own
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,12 +54,19 @@ def crowded(threads: int | None) -> None:
         click.secho(text, fg="yellow", err=True)
 
 
-class Knob(click.Option):
-    """An option that --help shows under a section of its own."""
+EXPLAINED = "As `octavo serve --help` explains them."
 
-    def __init__(self, *args: Any, section: str | None = None, **more: Any) -> None:
+
+class Knob(click.Option):
+    """An option that --help shows under a section of its own. brief: by its name alone, among
+    those of its section, for it is not what the command is about."""
+
+    def __init__(
+        self, *args: Any, section: str | None = None, brief: bool = False, **more: Any
+    ) -> None:
         super().__init__(*args, **more)
         self.section = section
+        self.brief = brief
 
 
 class OurCommand(click.Command):
@@ -69,14 +76,22 @@ class OurCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        names: list[str] = []
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if isinstance(param, click.Option) and record is not None:
-                section = getattr(param, "section", None) or "Options"
-                sections.setdefault(section, []).append(record)
+            if not isinstance(param, click.Option) or record is None:
+                continue
+            if isinstance(param, Knob) and param.brief:
+                names.append(" / ".join([*param.opts, *param.secondary_opts]))
+                continue
+            section = getattr(param, "section", None) or "Options"
+            sections.setdefault(section, []).append(record)
         for section, records in sections.items():
             with formatter.section(section):
                 formatter.write_dl(records)
+        if names:
+            with formatter.section("And of the engine"):
+                formatter.write_text(f"{', '.join(names)}. {EXPLAINED}")
 
     def invoke(self, ctx: click.Context) -> Any:
         """What an option cannot be is wrong with the command line, whoever finds it (exit code 2);
@@ -318,11 +333,17 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 
 def options(
-    cls: type, *, skip: tuple[str, ...] = (), chats: bool = False, **defaults: Any
+    cls: type,
+    *,
+    skip: tuple[str, ...] = (),
+    chats: bool = False,
+    brief: bool = False,
+    **defaults: Any,
 ) -> Callable[[Any], Any]:
-    """A decorator that adds one click option per field of `cls`, in the fields' order. chats:
-    whether the command has a use for those that are about chats. defaults: of this command, where
-    they are others than the fields' own."""
+    """A decorator that adds one click option per field of `cls`, in the fields' order. skip: those
+    that change nothing for this command. chats: whether it has a use for those that are about
+    chats. brief: --help names those that have no letter, and explains them elsewhere. defaults: of
+    this command, where they are others than the fields' own."""
 
     def add(command: Any) -> Any:
         sections = _sections(cls)
@@ -334,6 +355,7 @@ def options(
             default = defaults.get(item.name, item.default)
             extra: dict[str, Any] = {"help": meta["help"], "default": default}
             extra |= {"cls": Knob, "section": sections[item.name]}
+            extra["brief"] = brief and "short" not in meta and item.name not in defaults
             if "metavar" in meta:
                 extra["metavar"] = meta["metavar"]
             extra["show_default"] = default not in (None, ())

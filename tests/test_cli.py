@@ -21,6 +21,10 @@ from click.testing import CliRunner, Result
 from octavo import cli
 from octavo.assembly import Assembly
 from octavo.config import (
+    ONE_ANSWER,
+    ONE_AT_A_TIME,
+    RANKING,
+    SCHEDULING,
     EngineConfig,
     ServerConfig,
     TalkConfig,
@@ -29,6 +33,7 @@ from octavo.config import (
 )
 from octavo.core.request import SamplingParams
 from octavo.errors import InvalidRequest
+from octavo.terminal import Knob
 from tests.server.fakes import FakeTokenizer, expected, expected_text, fake_template
 from tests.test_llm import fake_assembly
 
@@ -102,11 +107,60 @@ def test_the_own_options_come_first_and_each_stands_once_under_its_heading() -> 
         assert next(iter(found)) == "Options"
         assert "--help" in found["Options"]
         assert "--model" in found["Model and machine"]
-        assert "--policy" in found["Steps"]
+        assert "--policy" in found.get("Steps", ()) or words != ["serve"]
         flags = [flag for under in found.values() for flag in under]
         assert len(flags) == len(set(flags))
     assert "--temperature" in headings(call("run", "--help").stdout)["Answer"]
     assert "--max-queue" in headings(call("serve", "--help").stdout)["Queue and deadlines"]
+
+
+def _takes(name: str) -> set[str]:
+    """The fields of `EngineConfig` that a command takes."""
+    command = dict(_commands(cli.cli))[name]
+    fields = {field.name for field in dataclasses.fields(EngineConfig)}
+    return fields & {str(one.name) for one in command.params if isinstance(one, Knob)}
+
+
+# What of the engine each command has no use for: it would change nothing there.
+NO_USE = {
+    "serve": (),
+    "chat": ONE_AT_A_TIME,
+    "run": ONE_ANSWER,
+    **dict.fromkeys(("bench offline", "bench step"), (*RANKING, "chat_template")),
+    **dict.fromkeys(
+        ("bench kernels", "bench scaling", "lab phases", "lab batching", "lab paging",
+         "lab prefix", "lab scheduling"),
+        (*SCHEDULING, "chat_template"),
+    ),
+    "lab chunked": (*SCHEDULING, "chat_template", "max_batch_tokens"),
+    "lab kv": (*SCHEDULING, "chat_template", "max_batch_tokens", "max_rows"),
+}  # fmt: skip
+
+
+def test_commands_take_what_of_the_engine_can_change_what_they_do_and_refuse_the_rest() -> None:
+    fields = {field.name: field for field in dataclasses.fields(EngineConfig)}
+    loading = {name for name, _ in _commands(cli.cli) if _takes(name)}
+    assert loading == set(NO_USE)
+    for name, unused in NO_USE.items():
+        assert _takes(name) == set(fields) - set(unused), name
+        given = ("hello",) if name == "run" else ()
+        for field in unused:
+            flag = "--" + field.replace("_", "-")
+            shown = call(*name.split(), *given, flag, str(fields[field].default))
+            assert shown.exit_code == 2, shown.output
+            assert "No such option" in shown.output
+            assert flag in shown.output
+
+
+def test_what_drowns_no_options_of_their_own_is_named_in_the_help_all_the_same() -> None:
+    for name in NO_USE:
+        text = call(*name.split(), "--help").stdout
+        for field in _takes(name):
+            assert re.search(rf"--{field.replace('_', '-')}\b", text), (name, field)
+        own, _, shared = text.partition("Model and machine:")
+        assert "Options:" in own
+        if name.split()[0] in ("lab", "bench"):
+            assert len(shared.partition("Examples:")[0].splitlines()) < 16, name
 
 
 def test_no_command_is_listed_with_half_a_sentence() -> None:
@@ -118,7 +172,7 @@ def test_no_command_is_listed_with_half_a_sentence() -> None:
 
 def test_flags_reach_the_configuration(fake: list[EngineConfig]) -> None:
     flags = ["--kv-memory", "1.5GiB", "--threads", "3", "--no-prefix-caching", "--act", "fp32"]
-    assert call("run", "hi", "-m", "x.gguf", *flags).exit_code == 0
+    assert call("chat", "-m", "x.gguf", *flags, typed="/exit\n").exit_code == 0
     want = EngineConfig(
         model="x.gguf", kv_memory=1610612736, threads=3, prefix_caching=False, act="fp32"
     )
@@ -206,7 +260,7 @@ def test_chat_ends_with_the_input() -> None:
         (["serve", "--api-key-file", "/nonexistent/keys"], "API keys"),
         (["run", "hi", "--temperature", "-1"], "temperature"),
         (["run", "hi", "--kv-memory", "lots"], "1GiB"),
-        (["run", "hi", "--max-rows", "0"], "--max-rows"),
+        (["serve", "--max-rows", "0"], "--max-rows"),
         (["run"], "PROMPT"),
         (["bench", "offline", "--concurrency", "0"], "1,4,16"),
         (["pull", "no-such-model"], "no-such-model"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from octavo.config import EngineConfig, take
+from octavo.config import RANKING, SCHEDULING, EngineConfig, take
 from octavo.errors import InvalidRequest
 from octavo.neighbours import busy_note
 from octavo.tables import beside, paragraph, show_table
@@ -30,6 +30,9 @@ SWEEPS = {
     "context": "128,256,512,1024,2048,4096,8191,16383,32767",
     "batch": "1,2,3,4,5,6,8,12,16,17,24,32,33,48,64",
 }
+# Of a drawn load that `bench serve` sends, what is not said.
+USUAL = {"rate": 2.0, "seconds": 30.0, "prompt": 128.0, "output": 64.0, "spread": 0.8}
+LOAD = "poisson:" + ",".join(f"{name}={value:g}" for name, value in USUAL.items())
 
 
 @click.group(
@@ -58,7 +61,9 @@ Examples:
   octavo bench offline --json > today.json
 """
 )
-@options(EngineConfig, speculation="off")  # a roof is of steps without guesses
+@options(
+    EngineConfig, brief=True, skip=RANKING, speculation="off"
+)  # a roof is of steps without guesses
 @numbers("--prompt", "512", "Prompt tokens, one or more.")
 @click.option("--output", default=64, help="Tokens to write for each prompt.", show_default=True)
 @numbers("--concurrency", "1,16", "Requests at once, one or more.")
@@ -139,7 +144,7 @@ Examples:
   octavo bench kernels --json | jq '.cases[].ops[] | {op, fraction}'
 """
 )
-@options(EngineConfig)
+@options(EngineConfig, brief=True, skip=SCHEDULING)
 @numbers("--batch", "1,4,16", "Sequences that decode at once, one or more.")
 @numbers("--context", "512", "Tokens each of them has in the cache, one or more.")
 @numbers("--tokens", "64,512", "Tokens of a prefill, one or more.")
@@ -231,7 +236,9 @@ Examples:
   octavo bench step --json | jq '.cases[] | {phase, concurrency, python_share}'
 """
 )
-@options(EngineConfig, speculation="off")  # a roof is of steps without guesses
+@options(
+    EngineConfig, brief=True, skip=RANKING, speculation="off"
+)  # a roof is of steps without guesses
 @click.option("--prompt", default=512, show_default=True, help="Tokens of each prompt.")
 @click.option("--output", default=64, show_default=True, help="Tokens to write for each.")
 @numbers("--concurrency", "1,16", "Requests at once, one or more.")
@@ -302,7 +309,7 @@ Examples:
   octavo bench scaling --json | jq .cliffs
 """
 )
-@options(EngineConfig)
+@options(EngineConfig, brief=True, skip=SCHEDULING)
 @numbers("--tokens", SWEEPS["tokens"], "Tokens of a prefill.")
 @numbers("--context", SWEEPS["context"], "Tokens in the cache of one stream that decodes.")
 @numbers("--batch", SWEEPS["batch"], "Sequences that decode at once, 512 tokens in the cache each.")
@@ -368,10 +375,10 @@ Examples:
 """
 )
 @click.argument("url")
-@click.option("--load", default="poisson:rate=2,seconds=30,prompt=128,output=64", show_default=True,
+@click.option("--load", default=LOAD, show_default=True,
               help="A trace (Azure CSV, Mooncake JSONL, a log of --requests-out; .gz too), or "
-              "drawn: poisson:rate=,seconds=,prompt=,output=,spread= or gamma: with cv= "
-              "(burstiness), or "
+              "drawn: poisson:rate=,seconds=,prompt=,output=,spread= (what is left out is the "
+              "default's) or gamma: with cv= (burstiness; 1), or "
               "servegen:FILE,start=0,seconds=600.")  # fmt: skip
 @click.option("--rate", type=float, help="Requests a second; gaps are stretched, their shape kept.")
 @click.option("--head", type=click.IntRange(min=1), help="Only so many requests.")
@@ -454,7 +461,7 @@ def _serve_plan(flags: dict[str, Any]) -> Any:
     from octavo.core.request import Slo
     from octavo.sim import workload as workloads
 
-    load = workloads.named(flags["load"], seed=flags["seed"])
+    load = workloads.named(flags["load"], seed=flags["seed"], usual=USUAL)
     if flags["head"] is not None:
         load = load.head(flags["head"])
     if flags["lengths"] is not None:

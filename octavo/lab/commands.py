@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from octavo.config import EngineConfig, take
+from octavo.config import SCHEDULING, EngineConfig, take
 from octavo.terminal import (
     OurGroup,
     as_json,
@@ -128,7 +128,7 @@ Examples:
   octavo lab phases -m qwen2.5-coder-0.5b --plot phases.png
 """
 )
-@options(EngineConfig)
+@options(EngineConfig, brief=True, skip=SCHEDULING)
 @numbers("--tokens", "4,16,64,256,512", "Tokens of a prefill.")
 @numbers("--batch", "1,2,4,8,16,32,64", "Sequences that decode at once.")
 @click.option("--context", default=512, show_default=True, help="Tokens each has in the cache.")
@@ -160,7 +160,7 @@ Examples:
   octavo lab batching --rates 1,2,4,8 --requests 48 --rows 32
 """
 )
-@options(EngineConfig)
+@options(EngineConfig, brief=True, skip=SCHEDULING)
 @click.option("--rates", default="0.7,1.5,3,6", show_default=True, callback=multiples,
               help="Arrivals, in multiples of what one after another can serve.")  # fmt: skip
 @click.option("--requests", default=28, show_default=True, help="Requests of a run.")
@@ -192,7 +192,7 @@ Examples:
   octavo lab paging --pool 8192 --context 4096
 """
 )
-@options(EngineConfig)
+@options(EngineConfig, brief=True, skip=SCHEDULING)
 @click.option("--pool", default=4096, show_default=True, help="Tokens of KV memory.")
 @click.option("--context", default=2048, show_default=True,
               help="Tokens that a contiguous cache reserves for each.")  # fmt: skip
@@ -218,7 +218,7 @@ Examples:
   octavo lab prefix --system 2048 --requests 32
 """
 )
-@options(EngineConfig)
+@options(EngineConfig, brief=True, skip=SCHEDULING)
 @click.option("--system", default=512, show_default=True, help="Tokens of the system prompt.")
 @click.option("--own", default=32, show_default=True, help="Tokens of each request after it.")
 @click.option("--requests", default=16, show_default=True, help="Requests of the burst.")
@@ -243,7 +243,7 @@ Examples:
   octavo lab chunked --streams 8 --chunks 32,128,2048
 """
 )
-@options(EngineConfig, skip=("max_batch_tokens",))
+@options(EngineConfig, brief=True, skip=(*SCHEDULING, "max_batch_tokens"))
 @numbers("--chunks", "64,128,256,512,2048", "Tokens of a step; the largest holds a whole prompt.")
 @click.option("--streams", default=4, show_default=True, help="Streams that write meanwhile.")
 @click.option("--prompt", default=1536, show_default=True, help="Tokens of each long prompt.")
@@ -274,7 +274,7 @@ Examples:
   octavo lab scheduling --load 2 --requests 100
 """
 )
-@options(EngineConfig, skip=("policy",))
+@options(EngineConfig, brief=True, skip=SCHEDULING)
 @click.option("--load", default=1.3, show_default=True, type=click.FloatRange(0.0, min_open=True),
               help="Arrivals, in multiples of what the engine can serve.")  # fmt: skip
 @click.option("--requests", default=50, show_default=True, help="Requests of a run, at most.")
@@ -306,10 +306,11 @@ Examples:
   octavo lab kv -m qwen2.5-coder-0.5b --prompt 500 --kv-dtype int8
 """
 )
-@options(EngineConfig)
+@options(EngineConfig, brief=True, skip=(*SCHEDULING, "max_rows", "max_batch_tokens"))
 @click.option("--prompt", default=120, show_default=True, help="Tokens of the prompt.")
 @click.option("--output", default=60, show_default=True, help="Tokens to write.")
-@click.option("--chunk", default=64, show_default=True, help="Tokens of a step at most.")
+@click.option("--chunk", default=64, show_default=True, type=click.IntRange(1, 2**20),
+              help="Tokens of a step at most.")  # fmt: skip
 @plot_option
 @as_json
 def kv(prompt: int, output: int, chunk: int, plot: str | None, as_json: bool, **flags: Any) -> None:
@@ -317,4 +318,10 @@ def kv(prompt: int, output: int, chunk: int, plot: str | None, as_json: bool, **
     from octavo.lab import kv as room
 
     plan = room.Plan(prompt, output, chunk)
-    _perform(_on_engine(room.measure, room.finding, plan), flags, plot, as_json)
+    _perform(
+        _on_engine(room.measure, room.finding, plan),
+        flags,
+        plot,
+        as_json,
+        max_batch_tokens=max(chunk, EngineConfig().max_batch_tokens),
+    )

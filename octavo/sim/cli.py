@@ -362,9 +362,9 @@ def simulate(trace: str, **flags: Any) -> None:
     """Replay TRACE in virtual time over the engine's own scheduler.
 
     TRACE is a file (Azure CSV, Mooncake JSONL, a log of requests, what `octavo serve --record`
-    wrote, `.gz` too), or drawn: poisson:rate=5,seconds=600,prompt=1024,output=128,spread=0.8 or
-    gamma: with cv=, or servegen:FILE,start=0,seconds=600. A sample of Azure's conversations is in
-    the repository: bench/data/azure_conv_sample.csv.gz.
+    wrote, `.gz` too), or drawn: poisson:rate=1,seconds=600,prompt=1024,output=128,spread=0.8 (the
+    values of what is left out), or gamma: with cv= (1), or servegen:FILE,start=0,seconds=600. A
+    sample of Azure's conversations is in the repository: bench/data/azure_conv_sample.csv.gz.
     """
     from octavo.sim import report as reports
 

@@ -19,11 +19,12 @@ import random
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from octavo.core.request import Request, SamplingParams
@@ -490,19 +491,22 @@ def _quantile(grid: list[float], u: float) -> int:
 
 # ---- the command line's way of naming one ----
 
-_SYNTHETIC = {"rate": 1.0, "seconds": 600.0, "cv": 1.0, "prompt": 1024.0, "output": 128.0,
+DRAWN = {"rate": 1.0, "seconds": 600.0, "cv": 1.0, "prompt": 1024.0, "output": 128.0,
               "spread": 0.8, "seed": 0.0}  # fmt: skip
 
 
 GENERATORS = ("poisson", "gamma", "servegen")
 
 
-def named(text: str, *, seed: int = 0) -> Workload:
+def named(
+    text: str, *, seed: int = 0, usual: Mapping[str, float] = MappingProxyType({})
+) -> Workload:
     """A file's path, or `poisson:rate=5,seconds=600,prompt=1024,output=128,spread=0.8`, or `gamma:`
-    with `cv` beside, or `servegen:FILE,start=0,seconds=600`. Raises InvalidRequest, BadFile."""
+    with `cv` beside, or `servegen:FILE,start=0,seconds=600`. usual: what is drawn where the text
+    leaves it out, if it is another than in `DRAWN`. Raises InvalidRequest, BadFile."""
     kind, _, rest = text.partition(":")
     if kind in ("poisson", "gamma"):
-        given = _SYNTHETIC | {"seed": float(seed)} | _pairs(rest, set(_SYNTHETIC))
+        given = DRAWN | {"seed": float(seed)} | dict(usual) | _pairs(rest, set(DRAWN))
         if kind == "poisson" and given["cv"] != 1.0:
             raise InvalidRequest("a Poisson process has cv 1; say gamma: for another", "trace")
         sizes = (Sizes(given["prompt"], given["spread"]), Sizes(given["output"], given["spread"]))

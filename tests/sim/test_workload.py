@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import statistics
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from octavo.benchmark.commands import LOAD, USUAL
 from octavo.core.blocks import block_hashes
 from octavo.errors import BadFile, InvalidRequest
 from octavo.sim import recording, workload
+from octavo.sim.cli import simulate
 from octavo.sim.workload import Item, Sizes, Workload, named, read, servegen, synthetic
 
 SAMPLE = Path(__file__).parents[2] / "bench/data/azure_conv_sample.csv.gz"
@@ -160,6 +163,19 @@ def test_named_workloads() -> None:
     assert named(str(SAMPLE)) == read(SAMPLE)
     with pytest.raises(InvalidRequest, match="gamma:"):
         named("poisson:cv=2")
+
+
+@pytest.mark.parametrize("name", ["rate", "seconds", "prompt", "output", "spread"])
+def test_what_a_drawn_load_leaves_out_is_as_the_help_shows_it(name: str) -> None:
+    """The default of `bench serve --load`, the words of `octavo simulate --help`."""
+    shown = re.search(r"poisson:rate=\S+\d", str(simulate.help))
+    assert shown is not None
+    cases: tuple[tuple[str, dict[str, float]], ...] = ((LOAD, USUAL), (shown[0], {}))
+    for whole, usual in cases:
+        kept = [word for word in whole.partition(":")[2].split(",") if not word.startswith(name)]
+        assert len(kept) == 4
+        load = named("poisson:" + ",".join(kept), seed=3, usual=usual)
+        assert load.items == named(whole, seed=3).items
 
 
 def test_a_packed_line_without_end_is_read_as_far_as_a_line_may_go(
