@@ -480,7 +480,7 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: str | None) -> No
 
     from octavo.server import certificate, logs, page
     from octavo.server import serve as serving
-    from octavo.server.auth import Keys
+    from octavo.server.auth import Keys, exposed
     from octavo.server.deadlines import Deadlines
 
     # Keys, certificate, port before the model: what is wrong is known before a download.
@@ -489,6 +489,9 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: str | None) -> No
         raise click.UsageError("--record and --batch-dir: batches are not recorded; give one")
     context = certificate.context(server)
     keys, bound = Keys.read(server.api_key_file), serving.bind(server)
+    if server.api_key_file is not None and exposed(server.api_key_file):
+        others = "%s: others on this machine may read these API keys; chmod 600 keeps them yours"
+        logging.getLogger("octavo").warning(others, server.api_key_file)
     start = time.monotonic()
     machine = server.log_format == "json"
     if record is not None and engine.speculation != "off":

@@ -46,6 +46,11 @@ def examine(model: str, seconds: float = 2.0) -> Report:
             f"--seconds must be above 0 and at most 3600, got {seconds}", "seconds"
         )
     report = Report()
+    try:
+        find(model)
+    except OctavoError as error:  # before the machine is measured for a slip of the hand
+        report.wrong.append(str(error))
+        return report
     _software(report)
     _machine(report)
     _model(report, model, _ceilings(report, seconds))

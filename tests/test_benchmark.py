@@ -99,8 +99,20 @@ def test_the_doctor_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert any("control group" in line for line in report.wrong)
     assert ("smollm2-135m", "not here yet: octavo pull smollm2-135m") in report.sections[-1][1]
     assert json.loads(json.dumps(report.as_dict()))["ok"] is False
+
+
+def test_a_model_that_is_none_is_named_before_the_machine_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("it was measured")
+
+    monkeypatch.setattr(doctor, "_ceilings", never)
     unknown = doctor.examine("no-such-model")
-    assert any("no-such-model" in line for line in unknown.wrong)
+    assert len(unknown.wrong) == 1
+    assert "no-such-model" in unknown.wrong[0]
+    assert not unknown.sections
+    assert json.loads(json.dumps(unknown.as_dict()))["ok"] is False
 
 
 def test_looking_for_a_model_fetches_nothing(

@@ -623,6 +623,23 @@ def test_the_keys_that_are_shipped_are_read() -> None:
     assert keys.any_admin
 
 
+@pytest.mark.parametrize(("mode", "told"), [(0o600, False), (0o400, False), (0o640, True),
+                                            (0o604, True), (0o620, True)])  # fmt: skip
+def test_keys_that_others_may_read_are_warned_of_once(
+    mode: int, told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def served(*_: Any) -> None: ...
+
+    monkeypatch.setattr("octavo.cli._assemble", lambda *_, **__: fake_assembly())
+    monkeypatch.setattr("octavo.server.serve.serve", served)
+    (keys := tmp_path / "keys").write_text("one one-key-of-sixteen-letters\n")
+    keys.chmod(mode)
+    shown = call("serve", "--port", "0", "--api-key-file", str(keys))
+    assert shown.exit_code == 0, shown.output
+    assert shown.stderr.count("warning") == told
+    assert ("chmod 600" in shown.stderr) == told
+
+
 # ---- files ----
 
 MISSING = "/nowhere/at/all"

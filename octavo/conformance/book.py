@@ -80,7 +80,8 @@ def chosen(only: Sequence[str], skip: Sequence[str], heavy: bool) -> list[Check]
 
 
 def run(probe: Probe, checks: Sequence[Check]) -> Iterator[Finding]:
-    """Run them one after another; nothing that a server does ends the run."""
+    """Run them one after another; nothing that a server does ends the run. What a check made there
+    is deleted when it is over."""
     for one in checks:
         start = time.monotonic()
         try:
@@ -98,4 +99,6 @@ def run(probe: Probe, checks: Sequence[Check]) -> Iterator[Finding]:
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
             # Checks read answers as the specification shapes them; what is not there is a failure.
             verdict, evidence = Verdict.FAIL, f"the answer lacks what it must have: {error!r}"
-        yield Finding(one, verdict, short(evidence, 400), time.monotonic() - start)
+        seconds = time.monotonic() - start
+        probe.tidy()
+        yield Finding(one, verdict, short(evidence, 400), seconds)

@@ -64,6 +64,9 @@ def conformance(
     rely on ("practice"); the report says which. What a server does not have is "not offered", what
     this model gave no occasion to see is "unclear"; neither is a failure. Exit code 1 if a check
     fails, or the server cannot be reached.
+
+    The files and responses that it makes there it deletes again; its one batch stays in the
+    server's list, for the API cannot delete a batch.
     """
     try:
         checks = chosen(only, skip, heavy)

@@ -7,6 +7,8 @@ server gave nothing to judge by).
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import re
 import time
@@ -73,6 +75,13 @@ class Probe:
         self.wire = wire
         self.model = model
         self.settings = settings
+        self.made: list[str] = []  # paths of what checks left in the server
+
+    def tidy(self) -> None:
+        """Delete what was made, as far as the server lets one."""
+        while self.made:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                self.wire.ask("DELETE", self.made.pop())
 
     # ---- bodies ----
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,14 @@ def _digest(key: str) -> bytes:
 
 def _weights(keys: tuple[Key, ...]) -> dict[str, float]:
     return {key.name: key.weight for key in keys if key.weight != 1.0}
+
+
+def exposed(path: str) -> bool:
+    """Whether others on this machine can read or change the file of keys."""
+    try:
+        return bool(os.stat(path).st_mode & 0o077)
+    except OSError:
+        return False
 
 
 class Keys:

@@ -133,7 +133,8 @@ class Lines(logging.Formatter):
             parts += _turned_away(trace, found)
         elif trace.num_prompt:
             cached = f" ({trace.num_cached} cached)" if trace.num_cached else ""
-            parts.append(f"{trace.num_prompt}{cached} + {trace.num_output} tokens")
+            written = "" if trace.num_wanted == 0 else f" + {trace.num_output}"
+            parts.append(f"{trace.num_prompt}{cached}{written} tokens")
         for name in ("queue", "ttft", "tpot", "total"):
             if f"{name}_ms" in found:
                 parts.append(f"{name} {_short(found[f'{name}_ms'])}")

@@ -151,10 +151,12 @@ class Choice:
         self.embedding = event.embedding
         shown = self._echo(event) if self.echo is not None else ""
         tokens: Sequence[int] = event.tokens
-        self.num_tokens += len(tokens)
+        # With an embedding a token is chosen too, and counts for nothing: nobody wants it.
+        embeds = self.request.params.embed
+        self.num_tokens += 0 if embeds else len(tokens)
         if event.logprobs is not None and self.offsets is not None:
             self._log(event.logprobs)
-        self.finish = event.finish
+        self.finish = FinishReason.STOP if embeds and event.finish is not None else event.finish
         if event.finish is FinishReason.STOP and tokens and tokens[-1] in self.request.stop_ids:
             tokens = tokens[:-1]  # the token that stops is not part of the text
         shown += self.text.push(tokens) if tokens else ""

@@ -8,6 +8,10 @@ step, and no text is ever in it. Sending happens in the SDK's own threads, behin
 
 from __future__ import annotations
 
+import functools
+import logging
+import threading
+import time
 from typing import Any
 
 from octavo.errors import InvalidRequest
@@ -17,6 +21,9 @@ from octavo.server.traces import Trace
 OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
 INSTALL = "--otel-endpoint needs OpenTelemetry: pip install 'octavo[otel]'"
 FAILED = ("error", "abort")
+LAST = 2.0  # seconds that what is left may take to be sent at the end
+
+log = logging.getLogger("octavo")
 
 
 class Telemetry:
@@ -37,11 +44,14 @@ class Telemetry:
         except ImportError:
             raise InvalidRequest(INSTALL, "otel_endpoint") from None
         self.model = model
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what fails, `_Told` says
+        told: Any = functools.partial(_Told, endpoint)
+        spans, metrics = told("spans", spans), told("metrics", metrics)
         resource = Resource.create({"service.name": "octavo", "service.version": version})
-        self._traces = TracerProvider(resource=resource)
+        self._traces = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._traces.add_span_processor(BatchSpanProcessor(spans))
         reader = PeriodicExportingMetricReader(metrics)
-        self._metrics = MeterProvider([reader], resource=resource)
+        self._metrics = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
         self._tracer = self._traces.get_tracer("octavo", version)
         meter = self._metrics.get_meter("octavo", version)
         self._duration, self._ttft, self._tpot = (
@@ -95,10 +105,45 @@ class Telemetry:
         span.end(_ns(trace, trace.finished))
 
     def close(self) -> None:
-        """Send what is left; gives up soon where nobody listens."""
-        self._traces.force_flush(2000)
-        self._traces.shutdown()
-        self._metrics.shutdown(2000)
+        """Send what is left, but for no longer than `LAST`: where nobody listens the SDK tries again
+        and again, whatever time it is given."""
+        ends = (self._traces.shutdown, self._metrics.shutdown)
+        threads = [threading.Thread(target=end, daemon=True) for end in ends]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + LAST
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+class _Told:
+    """An exporter whose failures are a line in our log: one when they begin, one when they end."""
+
+    def __init__(self, endpoint: str, what: str, exporter: Any) -> None:
+        self._exporter = exporter
+        self._what = what
+        self._endpoint = endpoint
+        self._failing = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._exporter, name)
+
+    def export(self, *given: Any, **more: Any) -> Any:
+        sent = False
+        try:
+            result = self._exporter.export(*given, **more)
+            sent = result.name == "SUCCESS"
+            return result
+        finally:
+            self._tell(not sent)
+
+    def _tell(self, failing: bool) -> None:
+        if failing and not self._failing:
+            text = "--otel-endpoint %s takes no %s: they are lost until it does"
+            log.warning(text, self._endpoint, self._what)
+        elif self._failing and not failing:
+            log.info("--otel-endpoint %s takes %s again", self._endpoint, self._what)
+        self._failing = failing
 
 
 def _otlp(endpoint: str) -> tuple[Any, Any]:

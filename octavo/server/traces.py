@@ -81,7 +81,10 @@ class Trace:
         self.num_prompt = sum(len(request.prompt) for request in requests)
         most = [request.params.max_tokens for request in requests]
         if None not in most:
-            self.num_wanted = sum(r.params.n * (r.params.max_tokens or 0) for r in requests)
+            wanted = (
+                r.params.n * (r.params.max_tokens or 0) for r in requests if not r.params.embed
+            )
+            self.num_wanted = sum(wanted)
         self.slo = requests[0].slo
 
     @property

@@ -236,6 +236,7 @@ class Fake:
         self.files: dict[str, dict[str, Any]] = {}
         self.contents: dict[str, bytes] = {}
         self.batches: dict[str, dict[str, Any]] = {}
+        self.responses: set[str] = set()
         self.url = ""
 
     def has(self, fault: str) -> bool:
@@ -720,7 +721,8 @@ class Handler(BaseHTTPRequestHandler):
         message = {"type": "message", "role": "assistant", "content": [part], "id": "msg_1"}
         total = 6 if self.fake.has("responses") else 5
         usage = {"input_tokens": 3, "output_tokens": 2, "total_tokens": total}
-        whole = {"id": "resp_1", "object": "response", "status": "completed",
+        self.fake.responses.add(id := f"resp_{random.getrandbits(64):x}")
+        whole = {"id": id, "object": "response", "status": "completed",
                  "output": [message], "usage": usage}  # fmt: skip
         if not body.get("stream"):
             self.reply(whole)
@@ -737,6 +739,10 @@ class Handler(BaseHTTPRequestHandler):
             gap = number > 2 and self.fake.has("responses-stream")
             self.event(event | {"sequence_number": number + gap}, str(event["type"]))
         self.piece(b"")
+
+    def forget(self, _: bytes, id: str) -> None:
+        self.fake.responses.discard(id)
+        self.reply({"id": id, "object": "response", "deleted": True})
 
     def messages(self, data: bytes) -> None:
         body = self.body(data)
@@ -836,6 +842,7 @@ ROUTES: dict[str, dict[str, Any]] = {
     r"/v1/completions": {"POST": Handler.completions},
     r"/v1/embeddings": {"POST": Handler.embeddings},
     r"/v1/responses": {"POST": Handler.response},
+    r"/v1/responses/([^/]+)": {"DELETE": Handler.forget},
     r"/v1/messages": {"POST": Handler.messages},
     r"/v1/messages/count_tokens": {"POST": Handler.count_tokens},
     r"/v1/files": {"POST": Handler.upload, "GET": Handler.list_files},

@@ -27,6 +27,15 @@ def test_a_check_catches_the_fault_that_is_planted_for_it(name: str) -> None:
     assert found.verdict is Verdict.FAIL, found.evidence
 
 
+def test_what_the_checks_made_in_the_server_is_gone_when_they_are_over() -> None:
+    for fault in ("", "files", "batches", "responses"):
+        fake = Fake(fault) if fault else Fake()
+        findings(fake, "files", "batches", "responses", "responses-stream")
+        assert fake.batches, "there was one to run"
+        assert not fake.files, fault
+        assert not fake.responses, fault
+
+
 RANGES = [(CHAT, name, value) for name, value in BAD if type(value) in (int, float)]
 RANGES += [(path, name, value) for path, _, name, value in ELSEWHERE]
 

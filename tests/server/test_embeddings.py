@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import math
 import struct
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from octavo.server import logs
 from tests.server.fakes import FakeExecutor, FakeTokenizer, _hash, fake_state
 from tests.server.house import House, completion, inside, outside
 
@@ -118,3 +120,24 @@ def test_what_cannot_be_embedded_is_named(body: dict[str, Any], param: str) -> N
 
 def test_the_models_own_dimensions_may_be_asked_for() -> None:
     assert len(ask({"input": "x", "dimensions": 8}).json()["data"][0]["embedding"]) == 8
+
+
+def test_of_texts_that_are_embedded_nothing_is_written_in_the_log_either() -> None:
+    house, seen = House(), []
+
+    async def main() -> None:
+        house.app.over.append(seen.append)
+        async with inside(house) as client:
+            body = {"model": "fake", "input": ["hello", "world"]}
+            assert (await client.post("/v1/embeddings", json=body)).status_code == 200
+
+    asyncio.run(main())
+    (trace,) = seen
+    found = logs.facts(trace)
+    assert found["prompt_tokens"] == trace.num_prompt > 0
+    assert found["outcome"] == "stop"
+    assert "output_tokens" not in found
+    assert "max_tokens" not in found
+    line = logs.Lines(False).format(logging.makeLogRecord({"trace": trace}))
+    assert f" {trace.num_prompt} tokens " in line
+    assert "length" not in line

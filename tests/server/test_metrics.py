@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo.errors import InvalidRequest
 from octavo.server.metrics import E2E, ENGINE, TPOT, TTFT, VLLM, Metrics, document
 from octavo.server.telemetry import Telemetry
-from tests.server.house import House, chat, inside
+from tests.server.house import PATIENCE, House, chat, inside
 from tests.server.test_life import CHAT
 
 pytestmark = pytest.mark.anyio
@@ -202,6 +203,75 @@ async def test_a_request_is_a_span_with_its_phases_and_three_measurements() -> N
         assert point.count == 1
         assert tuple(point.explicit_bounds) == pytest.approx(buckets)
         assert measured[name].unit == "s"
+
+
+class Down:
+    """What takes nothing, but for a while; `halt` says how long it does not even answer."""
+
+    def __init__(self, success: Any, failure: Any, halt: threading.Event) -> None:
+        self.results, self.halt = (failure, success), halt
+        self.up = False
+        self._preferred_temporality = self._preferred_aggregation = None
+
+    def export(self, *_: Any, **__: Any) -> Any:
+        self.halt.wait(PATIENCE)
+        return self.results[self.up]
+
+    def shutdown(self, *_: Any, **__: Any) -> None: ...
+
+    def force_flush(self, *_: Any, **__: Any) -> bool:
+        return True
+
+
+def down(halt: threading.Event) -> tuple[Down, Down]:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.metrics.export import MetricExportResult
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    kinds: Any = (SpanExportResult, MetricExportResult)
+    spans, metrics = (Down(kind.SUCCESS, kind.FAILURE, halt) for kind in kinds)
+    return spans, metrics
+
+
+async def test_a_collector_that_is_down_is_told_of_once_in_a_short_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (halt := threading.Event()).set()
+    both = down(halt)
+    telemetry = Telemetry("http://127.0.0.1:1", "tiny", "0.1", both)
+    house = House()
+    house.app.send_telemetry(telemetry)
+    caplog.set_level("INFO")
+    async with inside(house) as client:
+        for up in (False, False, True, True):
+            both[0].up = both[1].up = up
+            await client.post(CHAT, json=chat(max_tokens=2))
+            telemetry._traces.force_flush()
+            telemetry._metrics.force_flush()
+    told = [r.getMessage() for r in caplog.records if "otel" in r.getMessage()]
+    assert sorted(told) == [
+        f"--otel-endpoint http://127.0.0.1:1 {said}"
+        for said in (
+            "takes metrics again",
+            "takes no metrics: they are lost until it does",
+            "takes no spans: they are lost until it does",
+            "takes spans again",
+        )
+    ]
+    assert not [r for r in caplog.records if r.name.startswith(("opentelemetry", "urllib3"))]
+
+
+def test_a_collector_that_does_not_answer_keeps_nobody_from_stopping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("octavo.server.telemetry.LAST", 0.01)
+    halt = threading.Event()
+    telemetry = Telemetry("http://127.0.0.1:1", "tiny", "0.1", down(halt))
+    telemetry._tracer.start_span("one").end()
+    telemetry._duration.record(1.0, {})
+    telemetry.close()
+    assert not halt.is_set()  # it is still waited for, by none of ours
+    halt.set()
 
 
 def test_without_opentelemetry_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import secrets
 import struct
@@ -72,6 +71,7 @@ def _near(a: list[float], b: list[float]) -> bool:
 def responses(probe: Probe) -> str:
     body = {"model": probe.model, "input": "Say hi.", "max_output_tokens": 16, "temperature": 0}
     answer = optional("/v1/responses", probe.post("/v1/responses", body))
+    probe.made.append(f"/v1/responses/{answer['id']}")
     need(answer["object"] == "response", f"object {answer['object']!r}")
     need(answer["status"] in ("completed", "incomplete"), f"status {answer['status']!r}")
     message = next(item for item in answer["output"] if item["type"] == "message")
@@ -96,6 +96,7 @@ def responses_stream(probe: Probe) -> str:
     events = _named(stream)
     kinds = [event["type"] for event in events]
     need(kinds[0] == "response.created", f"it begins with {kinds[0]}")
+    probe.made.append(f"/v1/responses/{events[0]['response']['id']}")
     need(kinds[-1] in ("response.completed", "response.incomplete"), f"ends with {kinds[-1]}")
     numbers = [event["sequence_number"] for event in events]
     need(numbers == list(range(numbers[0], numbers[0] + len(numbers))), f"numbers {numbers}")
@@ -185,7 +186,9 @@ def _upload(probe: Probe, content: bytes) -> dict[str, Any]:
     ]
     body = "".join(parts).encode() + content + f"\r\n--{mark}--\r\n".encode()
     kind = {"Content-Type": f"multipart/form-data; boundary={mark}"}
-    return optional("/v1/files", probe.wire.ask("POST", "/v1/files", body, kind))
+    made = optional("/v1/files", probe.wire.ask("POST", "/v1/files", body, kind))
+    probe.made.append(f"/v1/files/{made['id']}")
+    return made
 
 
 @check(
@@ -229,11 +232,7 @@ def batches(probe: Probe) -> str:
     made = _upload(probe, "\n".join(map(json.dumps, lines)).encode())
     asked = {"input_file_id": made["id"], "endpoint": CHAT, "completion_window": "24h"}
     batch = optional("/v1/batches", probe.post("/v1/batches", asked))
-    try:
-        return _followed(probe, batch, text_of(probe.chat("Say 0.", max_tokens=4)))
-    finally:
-        with contextlib.suppress(OSError):
-            probe.wire.ask("DELETE", f"/v1/files/{made['id']}")
+    return _followed(probe, batch, text_of(probe.chat("Say 0.", max_tokens=4)))
 
 
 def _followed(probe: Probe, batch: dict[str, Any], alone: str) -> str:
@@ -247,7 +246,10 @@ def _followed(probe: Probe, batch: dict[str, Any], alone: str) -> str:
         return last["status"] in ("completed", "failed", "expired", "cancelled")
 
     if not probe.until(over, probe.settings.wait):
+        probe.post(f"{path}/cancel", {})
         raise Unclear(f"not over in {probe.settings.wait:g} s: {last['status']}")
+    results = [last.get(f"{kind}_file_id") for kind in ("output", "error")]
+    probe.made += [f"/v1/files/{file}" for file in results if file]
     need(last["status"] == "completed", f"{last['status']}: {short(last.get('errors'))}")
     counts = last["request_counts"]
     need(counts == {"total": 4, "completed": 3, "failed": 1}, f"request_counts {counts}")
