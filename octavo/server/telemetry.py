@@ -44,6 +44,7 @@ class Telemetry:
         except ImportError:
             raise InvalidRequest(INSTALL, "otel_endpoint") from None
         self.model = model
+        self._endpoint = endpoint
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what fails, `_Told` says
         told: Any = functools.partial(_Told, endpoint)
         spans, metrics = told("spans", spans), told("metrics", metrics)
@@ -105,8 +106,8 @@ class Telemetry:
         span.end(_ns(trace, trace.finished))
 
     def close(self) -> None:
-        """Send what is left, but for no longer than `LAST`: where nobody listens the SDK tries again
-        and again, whatever time it is given."""
+        """Send what is left, but for no longer than `LAST`: where nobody listens the SDK tries
+        again and again, whatever time it is given."""
         ends = (self._traces.shutdown, self._metrics.shutdown)
         threads = [threading.Thread(target=end, daemon=True) for end in ends]
         for thread in threads:
@@ -114,6 +115,8 @@ class Telemetry:
         until = time.monotonic() + LAST
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            log.warning("--otel-endpoint %s: what it had not taken yet is lost", self._endpoint)
 
 
 class _Told:

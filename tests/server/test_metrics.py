@@ -262,7 +262,7 @@ async def test_a_collector_that_is_down_is_told_of_once_in_a_short_line(
 
 
 def test_a_collector_that_does_not_answer_keeps_nobody_from_stopping(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("octavo.server.telemetry.LAST", 0.01)
     halt = threading.Event()
@@ -271,6 +271,9 @@ def test_a_collector_that_does_not_answer_keeps_nobody_from_stopping(
     telemetry._duration.record(1.0, {})
     telemetry.close()
     assert not halt.is_set()  # it is still waited for, by none of ours
+    assert [r.getMessage() for r in caplog.records] == [
+        "--otel-endpoint http://127.0.0.1:1: what it had not taken yet is lost"
+    ]
     halt.set()
 
 
