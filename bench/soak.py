@@ -13,7 +13,7 @@ after the other: a file is uploaded, worked off, read and deleted.
 Every two seconds the server's books are read: resident memory, KV blocks, sequences, tasks of the
 event loop, sockets, descriptors, threads. The verdict: every answer is one that was asked for, the
 memory of the last quarter is that of the second (medians, within --slack), and all books return to
-what they were. The exit status is 1 if not. --plot needs octavo[plot].
+what they were. The exit status is 1 if not. --plot needs matplotlib.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def _facts(made: Assembly, path: Path, executor: Any) -> tuple[tuple[str, str], 
     mode = f", {config.act} activations"
     cores = len(os.sched_getaffinity(0))
     if (config.threads or 1) > cores:
-        mode += f" (on {cores} processors: more threads than that only wait for each other)"
+        mode += f" (on {cores} processors: more threads than that make every step slower)"
     own = (("template", f"{config.chat_template}, not the model's own"),)
     return (
         ("model", f"{made.name}  ({path})"),

@@ -39,7 +39,7 @@ from octavo.errors import InvalidRequest, OctavoError, in_words
 from octavo.lab.commands import lab
 from octavo.tables import beside
 from octavo.tables import plain_table as _table
-from octavo.terminal import OurGroup, OutputFile, options, refuse_given
+from octavo.terminal import OurGroup, OutputFile, crowded, options, refuse_given
 from octavo.terminal import assembled as _assemble
 from octavo.terminal import config_file as _config_file
 from octavo.terminal import loaded as _load
@@ -483,6 +483,8 @@ def _serve(engine: EngineConfig, server: ServerConfig, record: str | None) -> No
     from octavo.server.auth import Keys, exposed
     from octavo.server.deadlines import Deadlines
 
+    if warning := crowded(engine.threads):
+        logging.getLogger("octavo").warning(warning)
     # Keys, certificate, port before the model: what is wrong is known before a download.
     Deadlines.read(engine.policy in ("slo", "fair-slo"), server.slo)
     if record is not None and server.batch_dir is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, install
 
 if TYPE_CHECKING:
     from octavo.core.request import SamplingParams
@@ -258,7 +258,7 @@ class ServerConfig:
     otel_endpoint: str | None = knob(
         None,
         "Send OpenTelemetry traces and gen_ai.server.* metrics here by OTLP over HTTP, e.g. "
-        "http://localhost:4318; needs octavo[otel].",
+        f"http://localhost:4318 (needs OpenTelemetry: {install('otel')}).",
         metavar="URL",
     )
     log_format: Literal["auto", "text", "json"] = knob(

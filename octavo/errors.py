@@ -22,6 +22,19 @@ from __future__ import annotations
 
 import re
 
+# The packages of our optional parts, as pyproject.toml has them: by name they can be installed
+# however Octavo was.
+EXTRAS = {
+    "plot": ("matplotlib",),
+    "otel": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
+    "torch": ("torch",),
+}
+
+
+def install(extra: str) -> str:
+    """A command that fetches what an optional part needs."""
+    return f"pip install {' '.join(EXTRAS[extra])}"
+
 
 class OctavoError(Exception):
     """Root of the tree."""

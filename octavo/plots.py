@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, install
 
 INK, FAINT, GRID = "#1c1c1c", "#6b6b6b", "#e3e3e3"
 # Apart from each other for every kind of colour vision (Okabe and Ito), dark enough on white.
@@ -27,7 +27,7 @@ def require() -> None:
     """Raises `InvalidRequest` where there is no matplotlib: before anything is measured."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InvalidRequest(
-            "plots need matplotlib, which is not installed: pip install matplotlib (octavo[plot])",
+            f"plots need matplotlib, which is not installed: {install('plot')}",
             "plot",
         )
 

@@ -42,16 +42,21 @@ def loaded(config: EngineConfig, quiet: bool) -> LLM:
     """An LLM, likewise."""
     from octavo.llm import LLM, MAX_WAITING
 
-    crowded(config.threads)
+    if warning := crowded(config.threads):
+        click.secho(f"warning: {warning}", fg="yellow", err=True)
     return LLM.over(assembled(config, quiet, max_waiting=MAX_WAITING))
 
 
-def crowded(threads: int | None) -> None:
-    """A warning where more threads are asked for than there are processors to run them."""
+def crowded(threads: int | None) -> str | None:
+    """What is to be said where more threads are asked for than there are processors for them."""
     cores = len(os.sched_getaffinity(0))
-    if threads is not None and threads > cores:
-        text = f"warning: --threads {threads} on {cores} processors: more only wait for each other"
-        click.secho(text, fg="yellow", err=True)
+    if threads is None or threads <= cores:
+        return None
+    return (
+        f"--threads {threads}, but this process may use {cores} "
+        f"processor{'s' * (cores > 1)}: every step waits for all threads, so this is slower than "
+        f"--threads {cores}, the more so the more there are"
+    )
 
 
 EXPLAINED = "As `octavo serve --help` explains them."

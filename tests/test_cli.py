@@ -10,6 +10,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from octavo.config import (
     show_bytes,
 )
 from octavo.core.request import SamplingParams
-from octavo.errors import InvalidRequest
+from octavo.errors import EXTRAS, InvalidRequest
 from octavo.terminal import Knob
 from tests.server.fakes import FakeTokenizer, expected, expected_text, fake_template
 from tests.test_llm import fake_assembly
@@ -469,12 +470,6 @@ def test_a_file_that_is_not_there_is_named_in_plain_words(words: list[str]) -> N
     assert result.exit_code in (1, 2)
     assert words[-1].lstrip("-") in result.stderr or words[1] in result.stderr
     assert "Errno" not in result.stderr
-
-
-@pytest.mark.usefixtures("fake")
-def test_more_threads_than_processors_are_warned_of() -> None:
-    assert "--threads 4000 on" in call("run", "-q", "--threads", "4000", "hi").stderr
-    assert call("run", "-q", "--threads", "1", "hi").stderr == ""
 
 
 def test_an_instruction_set_that_is_not_here_is_told_which_are() -> None:
@@ -942,3 +937,32 @@ def test_no_flag_is_ignored(words: str, flag: str, fake: list[EngineConfig]) -> 
     assert shown.exit_code == 2
     assert flag in shown.output
     assert not fake  # no model was loaded for it
+
+
+def test_what_optional_parts_need_is_named_by_packages_that_can_be_installed() -> None:
+    """Octavo is on no index: `pip install octavo[...]` would fail."""
+    root = Path(cli.__file__).parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for extra, packages in EXTRAS.items():
+        assert tuple(re.split(r"[<>=]", one)[0] for one in extras[extra]) == packages
+    for path in (root / "octavo").rglob("*.py"):
+        assert "octavo[" not in path.read_text(), path
+
+
+@pytest.mark.parametrize("command", ["serve", "run hello", "lab flash", "bench offline"])
+def test_more_threads_than_processors_is_said_with_their_number(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise InvalidRequest("that will do")
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr("octavo.lab.flash.measure", never)
+    monkeypatch.setattr("octavo.assembly.assemble", never)
+    monkeypatch.setattr("octavo.server.serve.bind", lambda _: None)
+    for threads, said in (("500", True), ("4", True), ("3", False)):
+        shown = " ".join(call(*command.split(), "--threads", threads).stderr.split())
+        assert ("may use 3 processors" in shown) == said, shown
+        assert (f"--threads {threads}" in shown) == said

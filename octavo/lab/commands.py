@@ -114,7 +114,8 @@ def flash(
     from octavo.lab.finding import conduct
     from octavo.runtime.cpu import usable_isa
 
-    crowded(threads)
+    if warning := crowded(threads):
+        click.secho(f"warning: {warning}", fg="yellow", err=True)
     plan = room.Plan(tokens=tokens, threads=threads, isa=usable_isa(isa))
     conduct(
         lambda: room.finding(room.measure(plan, lambda what: note(what, as_json))), plot, as_json

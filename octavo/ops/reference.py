@@ -2,7 +2,7 @@
 
 Everything is differentiable and out of place. A step is a pack of sequences, ragged, never padded:
 serving, scoring and packed training are one layout and one `attend`. It aims at being read, not at
-speed; it refuses nothing and quantises nothing. Needs the `octavo[torch]` extra.
+speed; it refuses nothing and quantises nothing. Needs torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OpenTelemetry, if it is asked for and installed (`octavo[otel]`): spans and metrics of requests
+"""OpenTelemetry, if it is asked for and installed: spans and metrics of requests
 by the GenAI conventions (semantic-conventions-genai, status Development), sent by OTLP over HTTP.
 
 A request's span, a child of the caller's (`traceparent`), has its phases as children: queue,
@@ -14,12 +14,12 @@ import threading
 import time
 from typing import Any
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, install
 from octavo.server.metrics import E2E, TPOT, TTFT
 from octavo.server.traces import Trace
 
 OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
-INSTALL = "--otel-endpoint needs OpenTelemetry: pip install 'octavo[otel]'"
+INSTALL = f"--otel-endpoint needs OpenTelemetry, which is not installed: {install('otel')}"
 FAILED = ("error", "abort")
 LAST = 2.0  # seconds that what is left may take to be sent at the end
 

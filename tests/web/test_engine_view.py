@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -159,6 +160,21 @@ def test_a_chat_alone_does_not_watch_the_engine(visit: Visit) -> None:
         page.wait(LIVE)
         page.key("1")
         page.wait("!document.querySelector('.state')")
+
+
+def test_figures_have_their_units_and_a_version_its_name(visit: Visit) -> None:
+    """Octavo's version is beside Octavo, not the model; each of p90 and p99 has its unit."""
+    with visit("Yes.", view="engine") as (house, page):
+        page.wait(LIVE)
+        page.wait("document.querySelector('.served').innerText.includes('fake')")
+        name, version = page.text(".brand").split()
+        assert (name, re.fullmatch(r"[\d.]+", version) is not None) == ("Octavo", True)
+        assert version not in page.text(".served")
+        with load(house, 3):
+            pass
+        page.wait("document.querySelector('.vitals').innerText.includes('p99')")
+        tails = re.findall(r"p9[09] (\S+) (m?s)\b", cell(page, "First token"))
+        assert len(tails) == 2
 
 
 def test_on_a_phone_nothing_sticks_out(visit: Visit) -> None:

@@ -173,11 +173,11 @@ function Head(): JSX.Element {
   const state = { live: "live", lost: "not connected", connecting: "connecting", off: "" }[link.value];
   return (
     <header class="head">
-      <span class="brand">Octavo</span>
-      <span class="served">
-        {model.value}
+      <span class="brand">
+        Octavo
         {version.value && <small> {version.value}</small>}
       </span>
+      <span class="served">{model.value}</span>
       {state && <span class={`state ${link.value}`} role="status">{state}{paused.value ? ", held" : ""}</span>}
       {needsKey.value && <button onClick={() => (askingKey.value = true)}>Enter a key</button>}
       <span class="grow" />

@@ -55,18 +55,20 @@ function latest(which: "ttft" | "tpot", colour: "write" | "read") {
   };
 }
 
-/** Both in the unit of the larger. */
-function pair(p90: number, p99: number): string {
-  const [scale, unit] = p99 >= 1 ? [1, "s"] : [1e3, "ms"];
-  const digits = p99 * scale >= 10 ? 0 : p99 * scale >= 1 ? 1 : 2;
-  return `p90 ${(p90 * scale).toFixed(digits)} · p99 ${(p99 * scale).toFixed(digits)} ${unit}`;
+/** Each with its own unit, as the figure above them has; where there is room for one, the last. */
+function pair(p90: number, p99: number): JSX.Element {
+  return (
+    <>
+      <span class="roomy">p90 {time(p90)} · </span>p99 {time(p99)}
+    </>
+  );
 }
 
 interface CellProps {
   name: string;
   value: string;
   unit?: string;
-  note: string;
+  note: string | JSX.Element;
   draw: (surface: Surface) => void;
 }
 
