@@ -286,5 +286,5 @@ def test_without_opentelemetry_it_says_what_to_install(monkeypatch: pytest.Monke
         return real(name, *more)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(InvalidRequest, match=r"octavo\[otel\]"):
+    with pytest.raises(InvalidRequest, match="pip install opentelemetry-sdk"):
         Telemetry("http://localhost:4318", "tiny", "0.1")
