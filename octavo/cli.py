@@ -176,7 +176,7 @@ Examples:
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but the text.")
 def run(prompt: tuple[str, ...], raw: bool, as_json: bool, quiet: bool, **flags: Any) -> None:
     """Answer PROMPT, streaming to stdout. "-" reads standard input."""
-    engine, talk = take(EngineConfig, flags), take(TalkConfig, flags)
+    engine, (talk, wanted) = take(EngineConfig, flags), _talk(flags)
     text = _utf8(" ".join(sys.stdin.read() if word == "-" else word for word in prompt))
     if not (text if raw else text.strip()):
         piped = "standard input gave no text" if "-" in prompt else 'give text, or "-" and a pipe'
@@ -195,8 +195,8 @@ def run(prompt: tuple[str, ...], raw: bool, as_json: bool, quiet: bool, **flags:
         ids = llm.tokenizer.encode(text)
     else:
         ids = llm.chat_ids(_messages(talk, text))
-    params = _params(talk, llm, len(ids))
-    answer = _Answer(len(ids), start, by_room=params.max_tokens != (talk.max_tokens or MOST))
+    params = _fitting(wanted, llm, len(ids))
+    answer = _Answer(len(ids), start, by_room=params.max_tokens != (wanted.max_tokens or MOST))
     _watch(answer, llm.stream([ids], params), echo=not as_json)
     if as_json:
         click.echo(json.dumps(answer.report(llm)))
@@ -221,12 +221,28 @@ def _messages(talk: TalkConfig, text: str) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": text}]
 
 
-def _params(talk: TalkConfig, llm: LLM, num_prompt: int) -> SamplingParams:
+def _talk(flags: dict[str, Any]) -> tuple[TalkConfig, SamplingParams]:
+    """How to talk, and what an engine takes of that; what is wrong in it is told by its flag,
+    before a model is loaded."""
+    from octavo.core.request import SamplingParams
+
+    talk = take(TalkConfig, flags)
+    names = [item.name for item in dataclasses.fields(talk) if item.name != "system"]
+    try:
+        return talk, SamplingParams(**{name: getattr(talk, name) for name in names})
+    except InvalidRequest as error:
+        name = error.param or ""
+        error.rename(f"--{name.replace('_', '-')}")
+        raise InvalidRequest(str(error), name) from None
+
+
+def _fitting(params: SamplingParams, llm: LLM, num_prompt: int) -> SamplingParams:
     """Without a --max-tokens there are as many as fit, at most MOST."""
-    if talk.max_tokens is not None:
-        return talk.params()
+    if params.max_tokens is not None:
+        return params
     # A prompt that leaves no room is refused for that.
-    return talk.params(max_tokens=max(1, min(MOST, llm.assembly.door.room - num_prompt)))
+    room = max(1, min(MOST, llm.assembly.door.room - num_prompt))
+    return dataclasses.replace(params, max_tokens=room)
 
 
 class _Answer:
@@ -321,7 +337,7 @@ Examples:
 @options(EngineConfig, chats=True, skip=ONE_AT_A_TIME)
 def chat(**flags: Any) -> None:
     """Talk with a model. /help lists the commands."""
-    engine, talk = take(EngineConfig, flags), take(TalkConfig, flags)
+    engine, (talk, wanted) = take(EngineConfig, flags), _talk(flags)
     llm = _load(engine, False)
     if llm.assembly.template is None:
         raise click.ClickException(
@@ -329,15 +345,15 @@ def chat(**flags: Any) -> None:
         )
     _note(f"{llm.assembly.name}. /help lists the commands, Ctrl-D leaves.", False)
     with _LineEditor():
-        _Talk(llm, talk).loop()
+        _Talk(llm, talk, wanted).loop()
 
 
 class _Talk:
     """A conversation at the terminal."""
 
-    def __init__(self, llm: LLM, talk: TalkConfig) -> None:
+    def __init__(self, llm: LLM, talk: TalkConfig, wanted: SamplingParams) -> None:
         self.llm = llm
-        self.talk = talk
+        self.wanted = wanted
         self.system = talk.system
         self.turns: list[dict[str, str]] = []
         self.last: _Answer | None = None
@@ -368,8 +384,8 @@ class _Talk:
         self.turns.append({"role": "user", "content": text})
         try:
             ids = self.llm.chat_ids(self.messages)
-            params = _params(self.talk, self.llm, len(ids))
-            by_room = params.max_tokens != (self.talk.max_tokens or MOST)
+            params = _fitting(self.wanted, self.llm, len(ids))
+            by_room = params.max_tokens != (self.wanted.max_tokens or MOST)
             answer = _Answer(len(ids), time.monotonic(), by_room)
             _watch(answer, self.llm.stream(ids, params), echo=True)
         except OctavoError as error:

@@ -11,12 +11,9 @@ import os
 import re
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from octavo.errors import InvalidRequest, install
-
-if TYPE_CHECKING:
-    from octavo.core.request import SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -333,18 +330,6 @@ class TalkConfig:
     def __post_init__(self) -> None:
         hot = 0 <= self.temperature <= 2  # as in the API: above it a model is all but a die
         _need(hot, "temperature", "a number in [0, 2]", self.temperature)
-        try:
-            self.params()
-        except InvalidRequest as error:
-            error.rename(f"--{(error.param or '').replace('_', '-')}")
-            raise InvalidRequest(str(error), (error.param or "")[2:].replace("-", "_")) from None
-
-    def params(self, **changed: Any) -> SamplingParams:
-        """What an engine takes of it. Raises `InvalidRequest`."""
-        from octavo.core.request import SamplingParams
-
-        names = [item.name for item in dataclasses.fields(self) if item.name != "system"]
-        return SamplingParams(**({name: getattr(self, name) for name in names} | changed))
 
 
 def _need(ok: bool, name: str, what: str, value: object) -> None:

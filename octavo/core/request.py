@@ -145,10 +145,10 @@ class SamplingParams:
             ok = type(value) is int and low <= value <= high
             need(ok or (value is None and optional), param, f"an integer in [{low}, {high}]")
 
-        def ids(param: str) -> None:
+        def each(param: str, fine: Callable[[object], bool], kind: str, what: str) -> None:
             value = getattr(self, param)
-            need(isinstance(value, tuple), param, "a tuple of token ids")
-            need(all(map(_is_id, value)), param, "token ids in [0, 2147483647]")
+            need(isinstance(value, tuple), param, f"a tuple of {kind}")
+            need(all(map(fine, value)), param, what)
 
         count("max_tokens", 1, 2**31 - 1, optional=True)
         real("temperature", 0.0, 100.0)
@@ -164,19 +164,14 @@ class SamplingParams:
         count("n", 1, 1024)
         count("logprobs", 0, MAX_TOP_LOGPROBS, optional=True)
         count("prompt_logprobs", 0, MAX_TOP_LOGPROBS, optional=True)
-        ids("banned_token_ids")
-        ids("stop_token_ids")
+        ids = (_is_id, "token ids", "token ids in [0, 2147483647]")
+        each("banned_token_ids", *ids)
+        each("stop_token_ids", *ids)
         if self.allowed_token_ids is not None:
-            ids("allowed_token_ids")
+            each("allowed_token_ids", *ids)
             need(bool(self.allowed_token_ids), "allowed_token_ids", "one token id or more")
-        need(isinstance(self.logit_bias, tuple), "logit_bias", "a tuple of pairs")
-        need(
-            all(map(_is_bias, self.logit_bias)),
-            "logit_bias",
-            "(token id, bias in [-100, 100]) pairs",
-        )
-        need(isinstance(self.stop, tuple), "stop", "a tuple of texts")
-        need(all(map(_is_stop, self.stop)), "stop", "texts of a character or more")
+        each("logit_bias", _is_bias, "pairs", "(token id, bias in [-100, 100]) pairs")
+        each("stop", _is_stop, "texts", "texts of a character or more")
         for param, kind, what in _KINDS:
             need(isinstance(getattr(self, param), kind), param, what)
         need(not self.embed or self.max_tokens == 1, "embed", "False unless max_tokens is 1")
