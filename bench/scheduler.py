@@ -54,7 +54,7 @@ EMPTYING = 64 << 20  # bytes that are walked over, so that the caches hold nothi
 def decoding(policy: str, rows: int, waiting: int, steps: int) -> Scheduler:
     """A scheduler whose `rows` sequences all decode, with others waiting."""
     output = steps + 1000  # nobody ends
-    blocks = max(rows * ((CONTEXT + steps) // 32 + 3), (CONTEXT + output) // 32 + 1)
+    blocks = rows * ((CONTEXT + output) // 32 + 1)  # there is room for all that they will write
     capacity = Capacity(blocks, 32, 4096, rows, rows, 10**5)
     scheduler = Scheduler(capacity, POLICIES[policy](), max_waiting=10**6)
     rng = random.Random(0)

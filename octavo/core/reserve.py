@@ -41,9 +41,16 @@ class Reserve:
         return min(self._by_tenant.get(tenant, self._mean), float(most))
 
     def growth(self, running: Collection[Sequence], block_size: int) -> float:
-        """Blocks to keep free for those that run."""
-        expected = self.expected
-        return self.rho * sum([expected(seq) for seq in running]) / block_size
+        """Blocks to keep free for those that run: of `expected` tokens of each, spelt out, for the
+        door asks where blocks are short, and may not take long."""
+        means, mean, total = self._by_tenant, self._mean, 0.0
+        for seq in running:
+            length = len(seq.tokens)
+            tokens = means.get(seq.request.tenant, mean) - (length - seq.num_prompt)
+            tokens = tokens if tokens > LEAST else LEAST
+            most = seq.max_len - length
+            total += tokens if tokens < most else most
+        return self.rho * total / block_size
 
     def most_growth(self, running: int, block_size: int) -> float:
         """A bound on `growth` that needs no look at the sequences."""
