@@ -14,7 +14,7 @@ import pytest
 
 from octavo.core.batch import Row, SampleSpec, Want
 from octavo.core.request import SamplingParams
-from octavo.errors import EngineError
+from octavo.errors import EngineError, InvalidRequest
 from octavo.kernels import _cpu, isas
 from octavo.runtime.cpu import CpuExecutor, CpuOptions
 from octavo.runtime.sampling import decode
@@ -269,14 +269,14 @@ def test_memory_is_told_by_name_and_sources_are_released():
     assert seen[-1][0] == seen[-1][1]
 
 
-def test_bad_options_are_engine_errors():
-    for options, message in [
-        ({"isa": "sse9"}, "cannot be used here"),
-        ({"act": "fp8"}, "act"),
-        ({"kv_dtype": "int4"}, "kv_dtype"),
-        ({"kv_bytes": 10}, "one block"),
+def test_bad_options_are_told_by_name():
+    for options, kind, message in [
+        ({"isa": "sse9"}, InvalidRequest, "--isa sse9 cannot be used here"),
+        ({"act": "fp8"}, EngineError, "act"),
+        ({"kv_dtype": "int4"}, EngineError, "kv_dtype"),
+        ({"kv_bytes": 10}, EngineError, "one block"),
     ]:
-        with pytest.raises(EngineError, match=message):
+        with pytest.raises(kind, match=message):
             small.executor(**options)
 
 
