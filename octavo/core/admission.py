@@ -13,7 +13,8 @@ short. It is decided with a factor on top, of what steps (`gamma`) and forecasts
 out to exceed, so that promises are kept.
 
 `enter` and `judge` only read the scheduler's numbers and write their own, so a door in another
-thread may call them while a step is being planned. No clock: they are told `now`.
+thread may call them while a step is being planned. (While there is none, they tell the step model
+how long it has rested.) No clock: they are told `now`.
 """
 
 from __future__ import annotations
@@ -203,11 +204,13 @@ class Admission:
     def _in_reach(self, tenant: str, tokens: float, slo: Slo, now: float, key: int | None) -> None:
         """Raises Unattainable or TooTight where even a cached prompt would come too late."""
         ttft = slo.ttft or 0.0
-        line = self._scheduler.backlog()
-        newcomer = _Newcomer(tenant, 1, self._work(1, 0), now + ttft)
-        house = self._house(now, tenant)
-        soonest = self._ttft(newcomer, self._steps(house, self._queue(newcomer, line))) - now
-        if self._scheduler.model.gamma * soonest <= ttft:
+        self._scheduler.rested(now)
+        house, soonest = self._soonest(tenant, ttft, now)
+        late = self._scheduler.model.gamma * soonest > ttft
+        if late and self._scheduler.rested(now, best=True):
+            house, soonest = self._soonest(tenant, ttft, now)
+            late = self._scheduler.model.gamma * soonest > ttft
+        if not late:
             return
         why, alone = "even a cached prompt would come too late", self._alone([(1, 0)])
         if alone > ttft:
@@ -219,6 +222,12 @@ class Admission:
             wanted = Wanted(tenant, self._work(int(tokens), 0), ttft)
             self._come_back(refusal, key, wanted, house)
         raise refusal
+
+    def _soonest(self, tenant: str, ttft: float, now: float) -> tuple[_House, float]:
+        """The house, and when a cached prompt of a tenant would have its first token."""
+        line, house = self._scheduler.backlog(), self._house(now, tenant)
+        newcomer = _Newcomer(tenant, 1, self._work(1, 0), now + ttft)
+        return house, self._ttft(newcomer, self._steps(house, self._queue(newcomer, line))) - now
 
     def first_token(self, ticket: Ticket) -> None:
         """Its prompt waits no more."""
@@ -270,6 +279,13 @@ class Admission:
     def weigh(self, requests: Sequence[Request], now: float, key: int | None = None) -> Verdict:
         """What `judge_all` decides, under a timed policy; who is let in is counted."""
         placed = bool(self.kept) and self.kept.take(_known(requests, key), now)
+        self._scheduler.rested(now)
+        verdict = self._weigh(requests, now, placed)
+        if verdict.why is not None and self._scheduler.rested(now, best=True):
+            return self._weigh(requests, now, placed)
+        return verdict
+
+    def _weigh(self, requests: Sequence[Request], now: float, placed: bool) -> Verdict:
         house = self._house(now, requests[0].tenant)
         needs = [self._needs(request) for request in requests]
         forecasts: list[Forecast] = []

@@ -45,6 +45,7 @@ from octavo.errors import ContextOverflow, InvalidRequest, Overloaded
 
 PINNED = 2  # preemptions after which a sequence gives way only to higher ranks
 GRAIN = 16  # tokens: chunks that time cuts are multiples
+ANEW = 10.0  # seconds without work after which one is let in to see how fast steps are now
 ONE = (1, 1)  # this very pair: a token of a sequence that needs one, and the next one wanted
 # A NamedTuple without the detour over its own __new__: a step makes one for each row.
 _new = tuple.__new__
@@ -608,6 +609,18 @@ class Scheduler:
     def mean_context(self) -> float:
         """Of what decodes, a row."""
         return self._mean_context
+
+    def rested(self, now: float, *, best: bool = False) -> bool:
+        """A door is going to look. Where nothing runs the step model hears for how long; nothing
+        else asks it then, so another thread may say so. best: try what it was at best, after a
+        while; whether that is so now."""
+        if self._running or self._shapes or self._roster.num_waiting or self.expected:
+            return False
+        rest = max(0.0, now - self.stats.journal.now)
+        if best and rest < ANEW:
+            return False
+        self.model.rest(rest, best=best)
+        return True
 
     def load(self, now: float) -> Load:
         """What the door looks at."""

@@ -50,6 +50,7 @@ SOLVE = (4, 16)  # steps of a kind between two solutions, at first and once it i
 LATE = 32  # steps that say whether the machine has changed
 FEW = 3  # steps whose median is the pace
 LASTS = 0.3  # seconds: how soon a machine's pace is the usual one again
+REST = 2.0  # seconds without a step in which half of a pace's distance to the usual one passes
 LINKED = 0.3  # of a change of pace, in logarithms: what the other kind of step follows
 EDGE = 0.02  # weight of the latest step in an edge; more while it is new
 HOME = 0.2  # of an edge, beside an error: edges are drawn to 1, the pace is what all have in common
@@ -249,6 +250,11 @@ class _Fit:
         self._moved = True
         return self.pace / before
 
+    def rest(self, pace: float) -> None:
+        """No step was seen for a while, and this is what may be thought of the pace."""
+        self._ratios.clear()
+        self.pace = pace
+
     def recall(self) -> None:
         """Read the fastest steps beside the line of now, if that has moved."""
         if not self._moved:
@@ -367,6 +373,7 @@ class StepModel:
         self._errors: deque[float] = deque(maxlen=RECENT)  # predicted / seconds - 1
         self._spread = 0.25  # median of the absolute errors
         self._seen = 0
+        self._left: tuple[float, float] | None = None  # both paces when the rest began, if it did
         # The shape that was last asked about and what the long run says of it: most steps are
         # asked about three times, when they are filled, go out and come back.
         self._asked: tuple[StepFeatures | None, float] = (None, 0.0)
@@ -473,6 +480,7 @@ class StepModel:
         """A step of that shape took so long; what no step takes is not looked at."""
         if not POSSIBLE[0] <= seconds <= POSSIBLE[1]:  # a NaN is not
             return
+        self._left = None
         fit, other = self._mixed, self._decode
         if not features.prefill_area > 0.0:
             fit, other = other, fit
@@ -514,6 +522,18 @@ class StepModel:
         self._mixed = _Fit(self.prior, _MIXED)
         for shape, seconds in steps:
             self.observe(shape, seconds)
+
+    def rest(self, seconds: float, *, best: bool = False) -> None:
+        """Nothing ran for so long: what is known of the pace of now passes. Else who refuses for a
+        pace, and so sees no step, would never know another. best: steps may be as fast again as
+        they ever were; for the line too may have been learned when they were not."""
+        fits = (self._mixed, self._decode)
+        if self._left is None:
+            self._left = (self._mixed.pace, self._decode.pace)
+        for fit, pace in zip(fits, self._left, strict=True):
+            usual = 1.0 + (pace - 1.0) / (1.0 + seconds / REST)
+            fit.rest(min(usual, fit.least) if best else usual)
+        self._now = None
 
     def _look(self) -> None:
         """Spread, bias and drift, from the latest steps."""

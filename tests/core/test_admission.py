@@ -315,6 +315,31 @@ def test_a_pace_below_the_machine_s_floor_is_refused_at_once_and_says_why() -> N
         machine.admission.judge(ask("r", 10, 2000, slo=Slo(e2e=0.5)), 0.0)
 
 
+@pytest.mark.parametrize("deadlines", [Slo(ttft=0.4), Slo(tpot=0.02)], ids=["ttft", "tpot"])
+@pytest.mark.parametrize("slow", [1, 4, 20, 60])
+def test_who_is_refused_for_steps_before_a_rest_is_let_in_after_it(
+    deadlines: Slo, slow: int
+) -> None:
+    """The last steps took four times as long, so many that the pace says so, or the line too. Then
+    nothing runs, and refusals bring no step that could tell otherwise."""
+    machine = house()
+    for i in range(100):
+        machine.at(ask(f"r{i}", 100, 8, arrival=0.3 * i))
+    machine.serve(until=0.3 * 99)
+    machine.truth, start = SLOW.times(4.0), machine.now
+    for i in range(slow):
+        machine.at(ask(f"s{i}", 100, 8, arrival=start + 0.6 * i))
+    machine.serve()
+    machine.truth, rested = SLOW, machine.now
+    for i in range(30):
+        machine.at(ask(f"late{i}", 100, 8, arrival=rested + 0.1 + i, slo=deadlines))
+    done = machine.serve()
+    let_in = [i for i in range(30) if f"late{i}" in done]
+    assert let_in[0] <= 10
+    assert let_in == list(range(let_in[0], 30))
+    assert all(done[f"late{i}"].met for i in let_in)
+
+
 def test_a_machine_that_is_slow_for_a_moment_refuses_nobody_for_good() -> None:
     machine = house()
     model, step = machine.scheduler.model, StepFeatures().plus(0, 100, 1)
