@@ -462,7 +462,7 @@ def test_who_may_come_later_is_told_by_the_pace_of_decodes() -> None:
             with pytest.raises(error):
                 machine.admission.judge(ask("r", 100, 9, slo=wanted), 0.0)
         model._mixed.pace, model._decode.pace = 1.0, min(1.0, decode)
-        model.gamma, model._now = GAMMA[0], None
+        model.gamma, model._now, model._left = GAMMA[0], None, None
         machine.admission.judge(ask("r", 100, 9, slo=wanted), 0.0)
 
 
