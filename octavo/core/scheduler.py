@@ -291,8 +291,7 @@ class Scheduler:
         if not self._running:
             self._roster.empty(self._next_id)
         longer = [seq for seq in longer if seq.state is State.RUNNING]
-        blocks_for = self.blocks.blocks_for
-        self._owed = sum(blocks_for(len(s.tokens)) - len(s.block_table) for s in longer)
+        self._owed = self._needed(longer)
         stopped = self.stats.journal.stopped
         if not plan.tokens or not plan.rows:
             stopped(Wait.TOKENS if plan.rows else Wait.ROWS)
@@ -312,6 +311,11 @@ class Scheduler:
                 stopped(Wait.TOKENS if plan.rows else Wait.ROWS)
                 break
         offers.close()
+
+    def _needed(self, seqs: Iterable[Sequence]) -> int:
+        """Blocks that they have not got for tokens they have already: these are theirs."""
+        blocks_for = self.blocks.blocks_for
+        return sum([blocks_for(len(seq.tokens)) - len(seq.block_table) for seq in seqs])
 
     def _continue(self, seq: Sequence, most: int, plan: Plan) -> None:
         """Compute more of a sequence that was admitted and is not computed to its last token."""
@@ -641,11 +645,9 @@ class Scheduler:
                 if not left:
                     due = min(due, start + seq.pace)
         waiting = self._roster.num_waiting
-        available, blocks_for = self.blocks.num_available, self.blocks.blocks_for
-        if reading:  # what these need for their prompts is theirs
-            available -= sum(
-                [blocks_for(len(seq.tokens)) - len(seq.block_table) for seq in reading]
-            )
+        available = self.blocks.num_available
+        if reading:
+            available -= self._needed(reading)
         return _new(Load, (running, waiting, available, start, tightest, promised, due))
 
     def moving_at(self, pace: float, tenant: str) -> float:

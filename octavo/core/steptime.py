@@ -241,8 +241,9 @@ class _Fit:
             off = min(max(ratio / before - 1.0, -MOST_EDGE), MOST_EDGE)
             off -= HOME * (factor - 1.0)
             self._edges[place] = (factor * (1.0 + off * max(EDGE, 1.0 / (seen + 8))), seen + 1)
-        self._ratios.append(ratio)
-        self.pace = _pace(self._ratios)
+        ratios = self._ratios  # a door may begin anew in between (`rest`)
+        ratios.append(ratio)
+        self.pace = _pace(ratios)
         if ratio < self.least or len(self._fastest) < PROOFS:
             self._fastest.append((features, seconds))
             self._moved = True
@@ -251,8 +252,9 @@ class _Fit:
         return self.pace / before
 
     def rest(self, pace: float) -> None:
-        """No step was seen for a while, and this is what may be thought of the pace."""
-        self._ratios.clear()
+        """No step was seen for a while, and this is what may be thought of the pace. Another thread
+        may be at a step after all: what that reads is replaced, not emptied."""
+        self._ratios = deque(maxlen=FEW)
         self.pace = pace
 
     def recall(self) -> None:
@@ -527,10 +529,10 @@ class StepModel:
         """Nothing ran for so long: what is known of the pace of now passes. Else who refuses for a
         pace, and so sees no step, would never know another. best: steps may be as fast again as
         they ever were; for the line too may have been learned when they were not."""
-        fits = (self._mixed, self._decode)
-        if self._left is None:
-            self._left = (self._mixed.pace, self._decode.pace)
-        for fit, pace in zip(fits, self._left, strict=True):
+        fits, left = (self._mixed, self._decode), self._left
+        if left is None:
+            left = self._left = (self._mixed.pace, self._decode.pace)
+        for fit, pace in zip(fits, left, strict=True):
             usual = 1.0 + (pace - 1.0) / (1.0 + seconds / REST)
             fit.rest(min(usual, fit.least) if best else usual)
         self._now = None
